@@ -1,0 +1,55 @@
+"""Files that are either whole or not there: written beside under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from trtfuse.errors import InputError
+
+
+def explain_os_error(path: Path, error: OSError) -> InputError:
+    """The one line for a file that cannot be written."""
+    reason = error.strerror or str(error)
+    return InputError(f"cannot write {path}: {reason}; choose another place or make room there")
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a temporary path in the folder of `path`; renamed to `path` on success, removed on failure.
+
+    Raises InputError when the folder is missing or cannot be written.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; name a file in it")
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+    except OSError as e:
+        raise explain_os_error(path, e) from e
+    temporary = Path(name)
+    try:
+        # mkstemp makes files that only their owner reads; a product has the usual rights.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        yield temporary
+        with open(temporary, "rb") as f:  # on disk before it takes the name of what was there
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except OSError as e:
+        raise explain_os_error(path, e) from e
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[Any]]:
+    """Yields an open temporary file (`mode` "wb" or "w") that becomes `path` on success."""
+    with atomic_path(path) as temporary, open(temporary, mode, encoding=None if "b" in mode else "utf-8") as f:
+        yield f

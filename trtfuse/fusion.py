@@ -1,0 +1,210 @@
+"""A fused op is one frozen value; a site is one place in a model where it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_graphsurgeon as gs
+from onnx import FunctionProto, NodeProto, TensorProto
+
+from trtfuse.body import Body, function
+from trtfuse.pattern import Match, Pattern, Trace, match, read_outside, roots
+from trtfuse.view import FLOATS, View, kind
+
+Attribute = str | int | float
+Names = Mapping[str, str]  # input's name in the declaration -> tensor's name
+TYPE_NAMES = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """The declaration of a fused op.
+
+    op: its name in the domain `trtfuse`.
+    patterns: its spellings, the larger first.
+    inputs, outputs: their names in order; one that a match lacks is left out, which makes a variant.
+        The first output is the result of the pattern's root, a further one a tensor inside it.
+    attributes: of a match; None voids it.
+    where: the conditions that the pattern cannot say: None, or in one sentence what fails.
+    body: writes the reference semantics for attributes and input names; returns the outputs' names.
+    variant: words of the attributes and inputs that change the body.
+    flops: operations an element of the result, for the roofline.
+    minimum: how many nodes a near-miss must have matched to be worth a word.
+    vectors: the inputs that must be of rank 1, whatever the model spells.
+    """
+
+    op: str
+    patterns: tuple[Pattern, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    where: Callable[[Match, View], str | None]
+    attributes: Callable[[Match, View], dict[str, Attribute]]
+    body: Callable[[Body, dict[str, Attribute], Names, tuple[str, ...]], tuple[str, ...]]
+    variant: Callable[[Site], tuple[str, ...]]
+    flops: int = 8
+    minimum: int = 3
+    vectors: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Site:
+    """One place where a fused op fits.
+
+    tensors: what its inputs are, by the declaration's names; results: its outputs likewise.
+    before: nodes that must stand before it.
+    """
+
+    fusion: Fusion
+    found: Match
+    tensors: dict[str, gs.Tensor]
+    results: dict[str, gs.Tensor]
+    attributes: dict[str, Attribute]
+    dtype: int
+    opset: int
+    id: str = ""
+    lowering: str = "native"
+    reason: str = ""
+    before: list[NodeProto] = field(default_factory=list)
+
+    @property
+    def root(self) -> gs.Node:
+        assert self.found.root is not None
+        return self.found.root
+
+    @property
+    def variant(self) -> str:
+        """What tells this body from the op's others; empty for the plain one."""
+        words = [*self.fusion.variant(self), *([TYPE_NAMES[self.dtype]] if self.dtype in TYPE_NAMES else [])]
+        return "_".join(words)
+
+    @property
+    def op_type(self) -> str:
+        return f"{self.fusion.op}_{self.variant}" if self.variant else self.fusion.op
+
+    def function(self) -> FunctionProto:
+        """The model-local function of this site: the same for every site of the same op_type and opset."""
+        body, outputs = self._write(Body(self.opset, self.dtype), {n: n for n in self.tensors})
+        body.rename(dict(zip(outputs, self.results, strict=True)))
+        return function(self.op_type, list(self.tensors), list(self.results), list(self.attributes), body)
+
+    def lowered(self, opset: int, prefix: str) -> Body:
+        """The native lowering: the standard nodes in place of the site, reading and giving its tensors."""
+        body, outputs = self._write(
+            Body(opset, self.dtype, prefix), {n: t.name for n, t in self.tensors.items()}
+        )
+        body.rename(dict(zip(outputs, (t.name for t in self.results.values()), strict=True)))
+        return body
+
+    def _write(self, body: Body, names: Names) -> tuple[Body, tuple[str, ...]]:
+        outputs = self.fusion.body(body, self.attributes, names, tuple(self.results))
+        return body, outputs
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """A place where a fused op almost fits. node: its last node's name; reason: the failing condition."""
+
+    op: str
+    node: str
+    reason: str
+
+
+def word(stem: str, value: float, usual: float | None = None) -> tuple[str, ...]:
+    """The variant's word for a number in the body, empty for the usual one: ("eps1em12",)."""
+    text = str(np.float32(value))
+    if usual is not None and text == str(np.float32(usual)):
+        return ()
+    return (stem + text.replace("-", "m").replace("+", "").replace(".", "p"),)
+
+
+def find(fusions: tuple[Fusion, ...], view: View) -> tuple[list[Site], list[NearMiss]]:
+    """Every site of every fusion, and the near-misses, in the order of the graph. Sites may overlap."""
+    by_kind: dict[str, list[tuple[Fusion, Pattern]]] = {}
+    for fusion in fusions:
+        for pattern in fusion.patterns:
+            for root in roots(pattern):
+                by_kind.setdefault(root, []).append((fusion, pattern))
+    sites: list[Site] = []
+    misses: list[tuple[NearMiss, Trace]] = []
+    for node in view.nodes:
+        done: set[str] = set()
+        traces: dict[str, Trace] = {}
+        for fusion, pattern in by_kind.get(kind(node), ()):
+            if fusion.op in done or not node.outputs:
+                continue
+            trace = traces.setdefault(fusion.op, Trace())
+            site = fit(fusion, pattern, node.outputs[0], view, trace)
+            if site is not None:
+                sites.append(site)
+                done.add(fusion.op)
+        for op, trace in traces.items():
+            minimum = next(f.minimum for f in fusions if f.op == op)
+            if op not in done and trace.depth >= minimum:
+                misses.append((NearMiss(op, node.name or node.outputs[0].name, trace.reason), trace))
+    return sites, _worth_telling(misses, sites)
+
+
+def _worth_telling(misses: list[tuple[NearMiss, Trace]], sites: list[Site]) -> list[NearMiss]:
+    """The near-misses outside all sites; of several that end in the same nodes the one that came furthest."""
+    inside = {id(n) for s in sites for n in s.found.nodes}
+    told: list[NearMiss] = []
+    seen: set[tuple[str, int]] = set()
+    for miss, trace in sorted(misses, key=lambda m: -m[1].depth):
+        if all(id(n) in inside for n in trace.nodes) or any((miss.op, id(n)) in seen for n in trace.nodes):
+            continue
+        seen |= {(miss.op, id(n)) for n in trace.nodes}
+        told.append(miss)
+    return told
+
+
+def fit(fusion: Fusion, pattern: Pattern, tensor: gs.Tensor, view: View, trace: Trace) -> Site | None:
+    """The site that ends in `tensor`, if the pattern and all conditions hold there."""
+    for found in match(pattern, tensor, view, trace):
+        reason = _unusable(fusion, found, view)
+        if reason is not None:
+            trace.fail(replace(found, nodes=(*found.nodes, found.nodes[0])), reason)
+            continue
+        return _site(fusion, found, view)
+    return None
+
+
+def _unusable(fusion: Fusion, found: Match, view: View) -> str | None:
+    reason = read_outside(found, view, fusion.outputs[1:])
+    if reason is not None:
+        return reason
+    main = found.tensors[fusion.inputs[0]]
+    assert found.root is not None
+    result = found.root.outputs[0]
+    dtype = view.dtype(main) or view.dtype(result)
+    if dtype is None:
+        return f"the type of '{main.name}' is unknown"
+    if dtype not in FLOATS:
+        return f"'{main.name}' is of a type that no kernel takes ({TensorProto.DataType.Name(dtype)})"
+    if view.dtype(result) not in (None, dtype):
+        return f"'{result.name}' is of another type than '{main.name}'"
+    for name in fusion.inputs[1:]:
+        other = found.tensors.get(name)
+        if other is None or view.dtype(other) in (None, TensorProto.BOOL):
+            continue
+        if view.dtype(other) != dtype:
+            return f"'{other.name}' is of another type than '{main.name}'"
+    return fusion.where(found, view)
+
+
+def _site(fusion: Fusion, found: Match, view: View) -> Site:
+    main = found.tensors[fusion.inputs[0]]
+    assert found.root is not None
+    results = {fusion.outputs[0]: found.root.outputs[0]}
+    inside = {id(n) for n in found.nodes}
+    for name in fusion.outputs[1:]:
+        tensor = found.tensors.get(name)
+        if tensor is not None and (
+            view.is_exposed(tensor) or any(id(r) not in inside for r in view.readers(tensor))
+        ):
+            results[name] = tensor
+    tensors = {n: found.tensors[n] for n in fusion.inputs if n in found.tensors}
+    dtype = view.dtype(main) or view.dtype(found.root.outputs[0])
+    assert dtype is not None
+    return Site(fusion, found, tensors, results, fusion.attributes(found, view), dtype, view.opset)

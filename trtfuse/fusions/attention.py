@@ -1,0 +1,216 @@
+"""TrtfuseAttention: scaled dot-product attention, the scores never in memory.
+
+Layouts are letters, as the graph has them: b batch, h heads, s sequence, d head size, or n (batch times heads),
+s, d. A Transpose around the attention is part of it and shows in the layout.
+"""
+
+from __future__ import annotations
+
+import onnx_graphsurgeon as gs
+
+from trtfuse.body import Body
+from trtfuse.fusion import Attribute, Fusion, Names, Site, word
+from trtfuse.fusions._spelling import show, soft
+from trtfuse.fusions.softmax import (
+    apply_mask,
+    fill_attributes,
+    mask_words,
+    masked,
+    normalised,
+    scale_of,
+    scaled,
+)
+from trtfuse.pattern import Alt, Const, Match, Op, Pattern, Tag, Var, Where
+from trtfuse.view import Dim, View
+
+PLAIN = {4: "bhsd", 3: "nsd"}
+
+
+def permutes(*perm: int) -> Where:
+    """Condition of Transpose: exactly this permutation."""
+
+    def where(node: gs.Node, view: View) -> str | None:
+        have = node.attrs.get("perm")
+        return None if have is not None and tuple(have) == perm else f"'{node.outputs[0].name}' is permuted by {have}"
+
+    return where
+
+
+def _from_layout(name: str) -> Alt:
+    """A tensor in (b, h, s, d), by a Transpose from (b, s, h, d) where there is one."""
+    var = Var(name)
+    return Alt(
+        Tag(f"{name}_layout", "bshd", Op("Transpose", var, where=permutes(0, 2, 1, 3))),
+        Tag(f"{name}_layout", "plain", var),
+    )
+
+
+def _key() -> Alt:
+    """k with its last two axes exchanged, as the product of the scores reads it."""
+    k = Var("k")
+    return Alt(
+        Tag("k_layout", "bshd", Op("Transpose", k, where=permutes(0, 2, 3, 1))),
+        Op("Transpose", _from_layout("k"), where=permutes(0, 1, 3, 2)),
+        Tag("k_layout", "plain", Op("Transpose", k, where=permutes(0, 2, 1))),
+        Tag("k_layout", "swapped", k),
+    )
+
+
+def _scaled_key() -> Alt:
+    before = scaled(Tag("k_layout", "plain", Var("k")), "k_")
+    return Alt(scaled(_key(), "k_"), Op("Transpose", before, where=permutes(0, 1, 3, 2)))
+
+
+SCORES = Op("MatMul", scaled(_from_layout("q"), "q_"), _scaled_key(), name="scores")
+_SCALED = scaled(SCORES)
+
+
+def _guarded(p: Pattern) -> Alt:
+    """The exporter's guard: rows whose softmax is NaN (all masked by -inf) become 0."""
+    return Alt(Tag("guard", "1", Op("Where", Op("IsNaN", p), Const(0.0), p)), p)
+
+
+def _attended(scores: Pattern) -> Alt:
+    core = Op("MatMul", _guarded(soft(normalised(soft(scores)))), _from_layout("v"), name="attended")
+    return Alt(Tag("out_layout", "bshd", Op("Transpose", core, where=permutes(0, 2, 1, 3))), core)
+
+
+def one_op(node: gs.Node, view: View) -> str | None:
+    """Condition of the standard Attention: four axes, no cache, no soft cap, scores not read."""
+    name = node.name or node.outputs[0].name
+    if view.rank(node.inputs[0]) != 4:
+        return f"'{name}' is not over four axes"
+    if len(node.inputs) > 4:
+        return f"'{name}' has a cache or key lengths"
+    if any(not o.is_empty() for o in node.outputs[1:]):
+        return f"the cache or the scores of '{name}' are outputs"
+    if node.attrs.get("is_causal", 0) or node.attrs.get("softcap", 0.0) or "softmax_precision" in node.attrs:
+        return f"'{name}' is causal, has a soft cap or a softmax type of its own"
+    heads = [(view.shape(i) or (None, None))[1] for i in node.inputs[:3]]
+    if not all(isinstance(h, int) and h == heads[0] for h in heads):
+        return f"'{name}' groups its heads"
+    if not isinstance(view.last_dim(node.inputs[0]), int) and "scale" not in node.attrs:
+        return f"the head size of '{name}' is unknown"
+    return None
+
+
+def _standard(*inputs: Pattern) -> Pattern:
+    q, k, v = (Tag(f"{n}_layout", "plain", Var(n)) for n in ("q", "k", "v"))
+    return Tag("standard", "1", Op("Attention", q, k, v, *inputs, where=one_op))
+
+
+def _layouts(m: Match, view: View) -> dict[str, str]:
+    """The layout of q, k, v and the output in letters."""
+    rank = view.rank(m.tensors["q"])
+    assert rank in PLAIN
+    plain = PLAIN[rank]
+    letters = {"plain": plain, "bshd": "bshd", "swapped": plain[:-2] + "ds"}
+    return {n: letters[m.tags.get(f"{n}_layout", "plain")] for n in ("q", "k", "v", "out")}
+
+
+def _sizes(m: Match, view: View, name: str) -> dict[str, Dim]:
+    shape = view.shape(m.tensors[name])
+    assert shape is not None
+    return dict(zip(_layouts(m, view)[name], shape, strict=True))
+
+
+def _where(m: Match, view: View) -> str | None:
+    ranks = [view.rank(m.tensors[n]) for n in ("q", "k", "v")]
+    if ranks[0] not in PLAIN or len(set(ranks)) != 1:
+        return f"q, k and v are of ranks {', '.join(str(r) for r in ranks)}, not all 4 or 3"
+    q, k, v = (_sizes(m, view, n) for n in ("q", "k", "v"))
+    for axis in q:
+        if axis == "s":
+            continue
+        for other, name in ((k, "k"), (v, "v")):
+            if axis == "d" and name == "v":
+                continue
+            a, b = q[axis], other[axis]
+            if isinstance(a, int) and isinstance(b, int) and a != b:
+                return f"'{m.tensors['q'].name}' and '{m.tensors[name].name}' differ in axis {axis} ({a}, {b})"
+    if isinstance(k["s"], int) and isinstance(v["s"], int) and k["s"] != v["s"]:
+        return f"k and v differ in length ({k['s']}, {v['s']})"
+    return _mask_fits(m, q, k, view)
+
+
+def _mask_fits(m: Match, q: dict[str, Dim], k: dict[str, Dim], view: View) -> str | None:
+    full = (*(q[a] for a in q if a in "bhn"), q["s"], k["s"])
+    if "h" in q:
+        full = (q["b"], q["h"], q["s"], k["s"])
+    for name in ("mask", "condition"):
+        tensor = m.tensors.get(name)
+        if tensor is None:
+            continue
+        shape = view.shape(tensor)
+        if shape is None:
+            return f"the rank of the mask '{tensor.name}' is unknown"
+        if len(shape) > len(full):
+            return f"the mask '{tensor.name}' raises the rank of the scores"
+        for own, whole in zip(reversed(shape), reversed(full), strict=False):
+            if isinstance(own, int) and own != 1 and isinstance(whole, int) and own != whole:
+                return f"the mask '{tensor.name}' {show(shape)} does not broadcast to {show(full)}"
+    if any(value == 0 for value in (scale_of(m), scale_of(m, "q_"), scale_of(m, "k_"))):
+        return "the scale is 0"
+    return None
+
+
+def _attributes(m: Match, view: View) -> dict[str, Attribute]:
+    layouts: dict[str, Attribute] = {f"{n}_layout": text for n, text in _layouts(m, view).items()}
+    if "standard" in m.tags:
+        node = next(n for n in m.nodes if n.op == "Attention")
+        width = view.last_dim(m.tensors["q"])
+        scale = node.attrs["scale"] if "scale" in node.attrs else float(width) ** -0.5  # type: ignore[arg-type]
+        keep: dict[str, Attribute] = {"fill": float("-inf"), "keep": 1} if "condition" in m.tensors else {}
+        return {"scale": float(scale), **keep, **layouts, "guard": 0}
+    scale = scale_of(m) * scale_of(m, "q_") * scale_of(m, "k_")
+    return {"scale": scale, **fill_attributes(m), **layouts, "guard": int("guard" in m.tags)}
+
+
+def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str, ...]) -> tuple[str, ...]:
+    def arranged(name: str, plain: list[int]) -> str:
+        perm = {"bshd": [0, 2, 1, 3], "bhds": [0, 1, 3, 2], "nds": [0, 2, 1]}.get(str(attributes[f"{name}_layout"]))
+        axes = perm if perm is not None else list(range(len(plain)))
+        axes = [axes[i] for i in plain]
+        return names[name] if axes == sorted(axes) else b.op("Transpose", names[name], perm=axes)
+
+    rank = len(str(attributes["q_layout"]))
+    straight = list(range(rank))
+    swapped = [*straight[:-2], rank - 1, rank - 2]
+    scores = b.wide(b.op("MatMul", arranged("q", straight), arranged("k", swapped)))
+    if attributes["scale"] != 1.0:
+        scores = b.op("Mul", scores, float(attributes["scale"]))
+    p = b.op("Softmax", apply_mask(b, scores, attributes, names), axis=-1)
+    if attributes["guard"]:
+        p = b.op("Where", b.op("IsNaN", p), b.const(0.0), p)
+    y = b.op("MatMul", b.narrow(p), arranged("v", straight))
+    if attributes["out_layout"] == "bshd":
+        y = b.op("Transpose", y, perm=[0, 2, 1, 3])
+    return (y,)
+
+
+def _variant(site: Site) -> tuple[str, ...]:
+    layouts = [str(site.attributes[f"{n}_layout"]) for n in ("q", "k", "v", "out")]
+    same = tuple(dict.fromkeys(layouts))
+    arranged = () if same == ("bhsd",) else same if len(same) == 1 else tuple(layouts)
+    guard = ("guard",) if site.attributes["guard"] else ()
+    return (*mask_words(site), *guard, *arranged, *word("scale", float(site.attributes["scale"]), 1.0))
+
+
+# y = softmax(scale * q k^T + mask) v, in the layouts that the attributes name
+ATTENTION = Fusion(
+    op="TrtfuseAttention",
+    patterns=(
+        *(_attended(p) for p in (*masked(_SCALED), _SCALED)),
+        _standard(Var("mask")),
+        _standard(Var("condition")),
+        _standard(),
+    ),
+    inputs=("q", "k", "v", "mask", "condition"),
+    outputs=("y",),
+    where=_where,
+    attributes=_attributes,
+    body=_body,
+    variant=_variant,
+    flops=8,
+    minimum=3,
+)

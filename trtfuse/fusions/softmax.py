@@ -1,0 +1,129 @@
+"""TrtfuseSoftmax: scale, mask and softmax in one pass over each row."""
+
+from __future__ import annotations
+
+from trtfuse.body import Body
+from trtfuse.fusion import Attribute, Fusion, Names, Site, word
+from trtfuse.fusions._spelling import last_axis_kept, show, soft, softmax_axis
+from trtfuse.pattern import Alt, Const, Match, Op, Pattern, Tag, Var
+from trtfuse.view import View
+
+MASK, CONDITION = Var("mask"), Var("condition")
+
+
+def scaled(x: Pattern, stem: str = "") -> Alt:
+    """x times or divided by a constant, or x as it is; bound to `<stem>factor` or `<stem>divisor`."""
+    return Alt(
+        Op("Mul", x, Const(name=f"{stem}factor")), Op("Div", x, Const(name=f"{stem}divisor")), soft(x)
+    )
+
+
+def scale_of(m: Match, stem: str = "") -> float:
+    """The factor that `scaled` found, 1 if none."""
+    return m.values.get(f"{stem}factor", 1.0) / m.values.get(f"{stem}divisor", 1.0)
+
+
+def masked(scores: Pattern) -> tuple[Pattern, ...]:
+    """scores with an additive mask, with a boolean mask that fills, with none."""
+    return (
+        Op("Add", scores, soft(MASK)),
+        Tag("fill", "where", Op("Where", CONDITION, scores, Const(name="fill"))),
+        Tag("fill", "where_not", Op("Where", CONDITION, Const(name="fill"), scores)),
+    )
+
+
+def normalised(scores: Pattern) -> Alt:
+    """softmax(scores) over the last axis, as one operator or spelled out."""
+    top = Op("ReduceMax", scores, where=last_axis_kept, rest=True)
+    exp = Op("Exp", Op("Sub", scores, top))
+    total = Op("ReduceSum", exp, where=last_axis_kept, rest=True)
+    return Alt(Op("Softmax", scores, where=softmax_axis), Op("Div", exp, total))
+
+
+def mask_fits(m: Match, main: str, view: View) -> str | None:
+    """Condition of a mask: that it broadcasts to the scores and does not enlarge them."""
+    for name in ("mask", "condition"):
+        tensor = m.tensors.get(name)
+        if tensor is None:
+            continue
+        shape, full = view.shape(tensor), view.shape(m.tensors[main])
+        if shape is None or full is None:
+            return f"the rank of '{(tensor if shape is None else m.tensors[main]).name}' is unknown"
+        if len(shape) > len(full):
+            return f"the mask '{tensor.name}' raises the rank of the scores"
+        for own, whole in zip(reversed(shape), reversed(full), strict=False):
+            if isinstance(own, int) and own != 1 and isinstance(whole, int) and own != whole:
+                return f"the mask '{tensor.name}' {show(shape)} does not broadcast to {show(full)}"
+    return None
+
+
+def fill_attributes(m: Match) -> dict[str, Attribute]:
+    """What a boolean mask writes, and where: `keep` 1 keeps the scores where it is true."""
+    if "fill" not in m.tags:
+        return {}
+    return {"fill": m.values["fill"], "keep": int(m.tags["fill"] == "where")}
+
+
+def apply_mask(b: Body, scores: str, attributes: dict[str, Attribute], names: Names) -> str:
+    """The scores in fp32 with the site's mask."""
+    if "mask" in names:
+        return b.op("Add", scores, b.wide(names["mask"]))
+    if "condition" in names:
+        fill = b.const(float(attributes["fill"]))
+        chosen = (scores, fill) if attributes["keep"] else (fill, scores)
+        return b.op("Where", names["condition"], *chosen)
+    return scores
+
+
+def mask_words(site: Site) -> tuple[str, ...]:
+    """The variant's words of a mask."""
+    if "mask" in site.tensors:
+        return ("mask",)
+    if "condition" in site.tensors:
+        stem = "where" if site.attributes["keep"] else "wherenot"
+        return (stem, *word("fill", float(site.attributes["fill"])))
+    return ()
+
+
+def _where(m: Match, view: View) -> str | None:
+    x = m.tensors["x"]
+    if view.rank(x) in (None, 0):
+        return f"the rank of '{x.name}' is unknown"
+    if len(m.nodes) < 2:
+        return "a softmax alone has nothing to fuse"
+    if view.is_fixed(x):
+        return f"'{x.name}' is constant"
+    return mask_fits(m, "x", view) or (None if scale_of(m) else "the scale is 0")
+
+
+def _attributes(m: Match, _: View) -> dict[str, Attribute]:
+    return {"scale": scale_of(m), **fill_attributes(m)}
+
+
+def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str, ...]) -> tuple[str, ...]:
+    x = b.wide(names["x"])
+    if attributes["scale"] != 1.0:
+        x = b.op("Mul", x, float(attributes["scale"]))
+    x = apply_mask(b, x, attributes, names)
+    return (b.narrow(b.op("Softmax", x, axis=-1)),)
+
+
+def _variant(site: Site) -> tuple[str, ...]:
+    return (*mask_words(site), *word("scale", float(site.attributes["scale"]), 1.0))
+
+
+_X = scaled(Var("x"))
+
+# y = softmax(scale * x + mask) over the last axis
+SOFTMAX = Fusion(
+    op="TrtfuseSoftmax",
+    patterns=tuple(soft(normalised(soft(p))) for p in (*masked(_X), _X)),
+    inputs=("x", "mask", "condition"),
+    outputs=("y",),
+    where=_where,
+    attributes=_attributes,
+    body=_body,
+    variant=_variant,
+    flops=8,
+    minimum=2,
+)

@@ -1,0 +1,328 @@
+"""The model: read, held, and written whole.
+
+`Model` owns the ModelProto. Everything a graph library would drop (metadata, denotations, quantization
+annotations, non-tensor types, defaults of overridable inputs) stays in it. Large weights are set aside: the
+proto that passes work on is a skeleton whose large tensors are marks (`MARK`), so that copying, shape
+inference and graph surgery cost nothing for the weights, and a model of many gigabytes never has to be in
+memory. `save` puts the weights back, stored once each.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+from onnx import GraphProto, ModelProto, TensorProto
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
+
+from trtfuse.errors import InputError
+from trtfuse.files import atomic_path
+
+MARK = "trtfuse-set-aside"
+SMALL = 1024  # bytes: tensors up to this size stay in the skeleton (constants that patterns read)
+PROTOBUF_LIMIT = 2**31 - 1
+INLINE_LIMIT = 1_800_000_000  # bytes of weights that one file may hold beside its graph (protobuf: 2 GiB)
+ALIGN = 4096  # external tensors begin on pages, so that ONNX Runtime can map them
+
+
+@dataclass
+class Model:
+    """An ONNX model whose large weights are set aside.
+
+    proto: the skeleton. path: where it came from. weights: the tensors that were set aside, by the number
+    their mark carries; inline ones hold their data, external ones say where it lies. external: whether the
+    file kept weights outside.
+    """
+
+    proto: ModelProto
+    path: Path
+    weights: list[TensorProto] = field(default_factory=list)
+    external: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder that external data is relative to."""
+        return self.path.resolve().parent
+
+    @property
+    def opset(self) -> int:
+        """The version of the standard domain that the model imports."""
+        return next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+    def copy(self) -> Model:
+        """An independent skeleton over the same weights."""
+        proto = ModelProto()
+        proto.CopyFrom(self.proto)
+        return Model(proto, self.path, self.weights, self.external)
+
+    def tensor(self, mark: TensorProto) -> TensorProto:
+        """The tensor behind a mark with its data loaded, or `mark` itself where it holds its own."""
+        number = mark_of(mark)
+        if number is None:
+            return mark
+        whole = self.weights[number]
+        if whole.data_location != TensorProto.EXTERNAL:
+            return whole
+        loaded = TensorProto()
+        loaded.CopyFrom(whole)
+        load_external_data_for_tensor(loaded, str(self.folder))
+        return loaded
+
+
+def mark_of(tensor: TensorProto) -> int | None:
+    """The number that a mark carries; None for a tensor that is no mark."""
+    for entry in tensor.external_data:
+        if entry.key == MARK:
+            return int(entry.value)
+    return None
+
+
+def one_line(error: BaseException | str, limit: int = 300) -> str:
+    """The first meaningful words of an error of another library, on one line."""
+    text = str(error)
+    text = re.sub(r"\s+", " ", text.split("==> Context:")[0]).strip()
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph and every graph inside it (bodies of If, Loop, Scan), outermost first."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from graphs(attribute.g)
+            elif attribute.type == onnx.AttributeProto.GRAPHS:
+                for inner in attribute.graphs:
+                    yield from graphs(inner)
+
+
+def tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    """Every dense tensor that a graph holds: weights and Constant values, in inner graphs too."""
+    for g in graphs(graph):
+        yield from g.initializer
+        for node in g.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.TENSOR:
+                    yield attribute.t
+
+
+def load(path: str | os.PathLike[str]) -> Model:
+    """Reads and checks an ONNX file; external data stays where it is.
+
+    Raises InputError when there is no such file, it is not a whole ONNX model, its external data is missing
+    or the checker refuses it.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"there is no file {path}; check the path")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the .onnx file in it")
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, UnicodeDecodeError, ValueError) as e:
+        raise InputError(
+            f"{path} is not a whole ONNX model (cut off, or another format): export or download it again"
+        ) from e
+    except OSError as e:
+        raise InputError(f"cannot read {path}: {e.strerror or e}") from e
+    if not proto.HasField("graph") or not proto.ir_version or not (proto.graph.node or proto.graph.output):
+        raise InputError(f"{path} holds no ONNX graph (another format, or empty): export it again as ONNX")
+    if not proto.opset_import:
+        raise InputError(
+            f"{path} imports no opset, so its operators have no meaning: export it again with an opset"
+        )
+    _check_external(proto, path)
+    try:
+        onnx.checker.check_model(str(path))
+    except (onnx.checker.ValidationError, ValueError, RuntimeError, TypeError) as e:
+        raise InputError(f"{path} is not a valid ONNX model: {one_line(e)}: fix the export") from e
+    return _set_aside(proto, path)
+
+
+def _check_external(proto: ModelProto, path: Path) -> None:
+    for tensor in tensors(proto.graph):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        info = ExternalDataInfo(tensor)
+        file = path.resolve().parent / info.location
+        if not file.is_file():
+            raise InputError(
+                f"{path} keeps the weight {tensor.name!r} in {info.location}, which is missing: "
+                f"put that file into {path.parent}"
+            )
+        end = (info.offset or 0) + (info.length or 0)
+        if file.stat().st_size < end:
+            raise InputError(
+                f"{file} is too short for the weight {tensor.name!r} ({file.stat().st_size} bytes, {end} needed):"
+                " copy or download it again"
+            )
+
+
+def _set_aside(proto: ModelProto, path: Path) -> Model:
+    """Moves the large weights of the main graph out of the proto without copying them."""
+    skeleton = ModelProto()
+    for descriptor, value in proto.ListFields():
+        if descriptor.name != "graph":
+            _copy_field(skeleton, descriptor.name, value)
+    for descriptor, value in proto.graph.ListFields():
+        if descriptor.name != "initializer":
+            _copy_field(skeleton.graph, descriptor.name, value)
+    model = Model(skeleton, path)
+    for tensor in proto.graph.initializer:
+        kept = skeleton.graph.initializer.add()
+        external = tensor.data_location == TensorProto.EXTERNAL
+        model.external |= external
+        size = (ExternalDataInfo(tensor).length or SMALL + 1) if external else tensor.ByteSize()
+        if size <= SMALL or tensor.data_type == TensorProto.STRING:
+            kept.CopyFrom(tensor)
+            if external:
+                _load_inline(kept, model)
+            continue
+        kept.name, kept.data_type = tensor.name, tensor.data_type
+        kept.dims.extend(tensor.dims)
+        kept.doc_string = tensor.doc_string
+        kept.metadata_props.extend(tensor.metadata_props)
+        set_mark(kept, len(model.weights))
+        model.weights.append(tensor)
+    for tensor in tensors(skeleton.graph):  # external data inside subgraphs and Constant nodes: rare, made inline
+        if tensor.data_location == TensorProto.EXTERNAL and mark_of(tensor) is None:
+            _load_inline(tensor, model)
+    return model
+
+
+def _copy_field(target: object, name: str, value: object) -> None:
+    field_ = getattr(target, name)
+    if hasattr(field_, "MergeFrom"):
+        field_.MergeFrom(value)
+    elif hasattr(field_, "extend"):
+        field_.extend(value)
+    else:
+        setattr(target, name, value)
+
+
+def _load_inline(tensor: TensorProto, model: Model) -> None:
+    load_external_data_for_tensor(tensor, str(model.folder))
+    tensor.ClearField("data_location")
+    tensor.ClearField("external_data")
+
+
+def set_mark(tensor: TensorProto, number: int) -> None:
+    """Makes `tensor` (name, type and dims set, no data) the mark of weight `number`."""
+    tensor.data_location = TensorProto.EXTERNAL
+    del tensor.external_data[:]
+    for key, value in (("location", MARK), (MARK, str(number))):
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+
+
+def whole(model: Model) -> ModelProto:
+    """The complete ModelProto in memory, inline. Raises InputError where it would pass 2 GiB."""
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    if _weight_bytes(model) > INLINE_LIMIT:
+        raise InputError("the model is too large for one protobuf message: use a file with external data")
+    for tensor in proto.graph.initializer:
+        _restore(tensor, model)
+    return proto
+
+
+def _restore(tensor: TensorProto, model: Model) -> None:
+    if mark_of(tensor) is None:
+        return
+    loaded = model.tensor(tensor)
+    tensor.ClearField("external_data")
+    tensor.ClearField("data_location")
+    for descriptor, value in loaded.ListFields():
+        if descriptor.name.endswith("_data") and descriptor.name != "external_data":
+            _copy_field(tensor, descriptor.name, value)
+
+
+def _weight_bytes(model: Model) -> int:
+    """Bytes of all weights that are set aside and still used, each counted once."""
+    used = {mark_of(t) for t in model.proto.graph.initializer} - {None}
+    total = 0
+    for number in used:
+        assert number is not None
+        tensor = model.weights[number]
+        external = tensor.data_location == TensorProto.EXTERNAL
+        total += (ExternalDataInfo(tensor).length or 0) if external else tensor.ByteSize()
+    return total
+
+
+def save(model: Model, path: str | os.PathLike[str], *, check: bool = True) -> list[Path]:
+    """Writes the model to `path`; returns the files written.
+
+    Weights go into the file, or, where the original kept them outside or they pass what protobuf holds, into
+    `<path>.data` beside it; it stands alone either way. With `check`, onnx's checker with full_check must
+    pass first. Raises InputError when the place cannot be written; nothing is then left behind.
+    """
+    path = Path(path)
+    outside = model.external or _weight_bytes(model) > INLINE_LIMIT
+    with ExitStack() as stack:
+        temporary = stack.enter_context(atomic_path(path))
+        if outside:
+            data = path.with_name(path.name + ".data")
+            if model.path.exists() and any(_source(model, w) == data.resolve() for w in model.weights):
+                raise InputError(f"{data} holds the weights of {model.path}: choose another output name")
+            with atomic_path(data) as temporary_data:
+                proto = _with_external(model, temporary_data, data.name)
+        else:
+            proto = whole(model)
+        try:
+            temporary.write_bytes(proto.SerializeToString())
+        except (EncodeError, ValueError) as e:
+            raise InputError(f"{path} would pass the 2 GiB that one ONNX file can hold: {one_line(e)}") from e
+        del proto
+        if check:
+            onnx.checker.check_model(str(temporary), full_check=True)
+    return [path, data] if outside else [path]
+
+
+def _source(model: Model, tensor: TensorProto) -> Path | None:
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return None
+    return (model.folder / ExternalDataInfo(tensor).location).resolve()
+
+
+def _with_external(model: Model, file: Path, name: str) -> ModelProto:
+    """Streams every weight that is set aside into `file`, once each; returns the proto that points there."""
+    proto = ModelProto()
+    proto.CopyFrom(model.proto)
+    places: dict[int, tuple[int, int]] = {}
+    with open(file, "wb") as out:
+        for tensor in proto.graph.initializer:
+            number = mark_of(tensor)
+            if number is None:
+                continue
+            if number not in places:
+                out.write(b"\0" * (-out.tell() % ALIGN))
+                start = out.tell()
+                _copy_data(model, model.weights[number], out)
+                places[number] = (start, out.tell() - start)
+            offset, length = places[number]
+            del tensor.external_data[:]
+            for key, value in (("location", name), ("offset", str(offset)), ("length", str(length))):
+                entry = tensor.external_data.add()
+                entry.key, entry.value = key, value
+    return proto
+
+
+def _copy_data(model: Model, tensor: TensorProto, out: object) -> None:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        info = ExternalDataInfo(tensor)
+        with open(model.folder / info.location, "rb") as source:
+            source.seek(info.offset or 0)
+            left = info.length if info.length is not None else os.fstat(source.fileno()).st_size
+            while left > 0 and (block := source.read(min(left, 1 << 24))):
+                out.write(block)  # type: ignore[attr-defined]
+                left -= len(block)
+    elif tensor.HasField("raw_data"):
+        out.write(tensor.raw_data)  # type: ignore[attr-defined]
+    else:
+        out.write(onnx.numpy_helper.to_array(tensor).tobytes())  # type: ignore[attr-defined]
