@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-# Which native operators a target offers beside the decomposed spelling; `opset` says which the model may hold.
-LAYER_NORM_OPSET, GELU_OPSET, RMS_NORM_OPSET = 17, 20, 23
+# The opsets from which a norm and an activation are one operator.
+LAYER_NORM_OPSET, GELU_OPSET = 17, 20
 
 
 @dataclass
@@ -30,6 +30,13 @@ class Body:
     dtype: int = TensorProto.FLOAT
     prefix: str = ""
     nodes: list[NodeProto] = field(default_factory=list)
+    wishes: int = 0
+
+    def has(self, opset: int) -> bool:
+        """Whether operators of that opset may be used; `wishes` remembers the opset that would offer more."""
+        if self.opset < opset:
+            self.wishes = max(self.wishes, opset)
+        return self.opset >= opset
 
     def name(self, stem: str) -> str:
         return f"{self.prefix}{stem}_{len(self.nodes)}"
@@ -86,7 +93,7 @@ class Body:
 
         Statistics are fp32. x, scale, bias and the result are of the body's type.
         """
-        if self.opset >= LAYER_NORM_OPSET and scale is not None:
+        if scale is not None and self.has(LAYER_NORM_OPSET):
             inputs = [x, scale] + ([bias] if bias is not None else [])
             return self.op("LayerNormalization", *inputs, axis=-1, epsilon=epsilon, stash_type=1)
         wide = self.wide(x)
@@ -96,9 +103,10 @@ class Body:
         return self.narrow(self._affine(y, scale, bias))
 
     def rms_norm(self, x: str, scale: str | None, epsilon: float) -> str:
-        """x / sqrt(mean(x * x) + epsilon) * scale over the last axis, in fp32 inside."""
-        if self.opset >= RMS_NORM_OPSET and scale is not None:
-            return self.op("RMSNormalization", x, scale, axis=-1, epsilon=epsilon, stash_type=1)
+        """x / sqrt(mean(x * x) + epsilon) * scale over the last axis, in fp32 inside.
+
+        Always spelled out: TensorRT-RTX expands RMSNormalization in the type of x, and fp16 squares overflow.
+        """
         wide = self.wide(x)
         mean = self.reduce("ReduceMean", self.op("Mul", wide, wide))
         y = self.op("Div", wide, self.op("Sqrt", self.op("Add", mean, epsilon)))
@@ -119,14 +127,14 @@ class Body:
 
 
 def _gelu(b: Body, x: str) -> str:
-    if b.opset >= GELU_OPSET:
+    if b.has(GELU_OPSET):
         return b.op("Gelu", x)
     erf = b.op("Erf", b.op("Mul", x, math.sqrt(0.5)))
     return b.op("Mul", b.op("Mul", x, 0.5), b.op("Add", erf, 1.0))
 
 
 def _gelu_tanh(b: Body, x: str) -> str:
-    if b.opset >= GELU_OPSET:
+    if b.has(GELU_OPSET):
         return b.op("Gelu", x, approximate="tanh")
     cube = b.op("Mul", b.op("Mul", x, x), x)
     inner = b.op("Mul", b.op("Add", x, b.op("Mul", cube, 0.044715)), math.sqrt(2 / math.pi))

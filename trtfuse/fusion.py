@@ -33,6 +33,7 @@ class Fusion:
     flops: operations an element of the result, for the roofline.
     minimum: how many nodes a near-miss must have matched to be worth a word.
     vectors: the inputs that must be of rank 1, whatever the model spells.
+    simplify: attributes for the native lowering, where the graph proves that less will do.
     """
 
     op: str
@@ -46,6 +47,7 @@ class Fusion:
     flops: int = 8
     minimum: int = 3
     vectors: tuple[str, ...] = ()
+    simplify: Callable[[Match, View, dict[str, Attribute]], dict[str, Attribute]] | None = None
 
 
 @dataclass(eq=False)
@@ -61,6 +63,7 @@ class Site:
     tensors: dict[str, gs.Tensor]
     results: dict[str, gs.Tensor]
     attributes: dict[str, Attribute]
+    native_attributes: dict[str, Attribute]
     dtype: int
     opset: int
     id: str = ""
@@ -85,21 +88,18 @@ class Site:
 
     def function(self) -> FunctionProto:
         """The model-local function of this site: the same for every site of the same op_type and opset."""
-        body, outputs = self._write(Body(self.opset, self.dtype), {n: n for n in self.tensors})
+        body = Body(self.opset, self.dtype)
+        outputs = self.fusion.body(body, self.attributes, {n: n for n in self.tensors}, tuple(self.results))
         body.rename(dict(zip(outputs, self.results, strict=True)))
         return function(self.op_type, list(self.tensors), list(self.results), list(self.attributes), body)
 
-    def lowered(self, opset: int, prefix: str) -> Body:
+    def lowered(self) -> Body:
         """The native lowering: the standard nodes in place of the site, reading and giving its tensors."""
-        body, outputs = self._write(
-            Body(opset, self.dtype, prefix), {n: t.name for n, t in self.tensors.items()}
-        )
+        body = Body(self.opset, self.dtype, f"{self.id}/")
+        names = {n: t.name for n, t in self.tensors.items()}
+        outputs = self.fusion.body(body, self.native_attributes, names, tuple(self.results))
         body.rename(dict(zip(outputs, (t.name for t in self.results.values()), strict=True)))
         return body
-
-    def _write(self, body: Body, names: Names) -> tuple[Body, tuple[str, ...]]:
-        outputs = self.fusion.body(body, self.attributes, names, tuple(self.results))
-        return body, outputs
 
 
 @dataclass(frozen=True)
@@ -207,4 +207,6 @@ def _site(fusion: Fusion, found: Match, view: View) -> Site:
     tensors = {n: found.tensors[n] for n in fusion.inputs if n in found.tensors}
     dtype = view.dtype(main) or view.dtype(found.root.outputs[0])
     assert dtype is not None
-    return Site(fusion, found, tensors, results, fusion.attributes(found, view), dtype, view.opset)
+    attributes = fusion.attributes(found, view)
+    native = fusion.simplify(found, view, attributes) if fusion.simplify else attributes
+    return Site(fusion, found, tensors, results, attributes, native, dtype, view.opset)

@@ -142,7 +142,7 @@ def load(path: str | os.PathLike[str]) -> Model:
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, ValueError, RuntimeError, TypeError) as e:
         raise InputError(f"{path} is not a valid ONNX model: {one_line(e)}: fix the export") from e
-    return _set_aside(proto, path)
+    return hold(proto, path)
 
 
 def _check_external(proto: ModelProto, path: Path) -> None:
@@ -164,8 +164,11 @@ def _check_external(proto: ModelProto, path: Path) -> None:
             )
 
 
-def _set_aside(proto: ModelProto, path: Path) -> Model:
-    """Moves the large weights of the main graph out of the proto without copying them."""
+def hold(proto: ModelProto, path: Path) -> Model:
+    """The model of a proto that is whole, or whose external data lies beside `path`.
+
+    Its large weights move out of the proto without being copied.
+    """
     skeleton = ModelProto()
     for descriptor, value in proto.ListFields():
         if descriptor.name != "graph":

@@ -12,10 +12,10 @@ it back. Add and Mul match in either order. Nodes of one match are of one graph.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
@@ -30,9 +30,12 @@ DEFAULT_TOLERANCE = 1e-6
 Where = Callable[[gs.Node, View], "str | None"]  # None: holds; else the reason why not
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Var:
+    """`where` judges a tensor before it is bound, so that hopeless ways end early: None or a reason."""
+
     name: str
+    where: Callable[[gs.Tensor, View], str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Match:
     tags: dict[str, str] = field(default_factory=dict)
 
     def bind(self, name: str, tensor: gs.Tensor) -> Match:
-        return replace(self, tensors={**self.tensors, name: tensor})
+        return Match(self.root, {**self.tensors, name: tensor}, self.values, self.nodes, self.tags)
 
     def set(self, name: str, value: float) -> Match:
         return replace(self, values={**self.values, name: value})
@@ -110,7 +113,7 @@ class Match:
     def take(self, node: gs.Node) -> Match:
         if any(n is node for n in self.nodes):
             return self
-        return replace(self, root=self.root or node, nodes=(*self.nodes, node))
+        return Match(self.root or node, self.tensors, self.values, (*self.nodes, node), self.tags)
 
 
 @dataclass
@@ -157,8 +160,12 @@ def _match(p: Pattern, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iter
 def _var(p: Var, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterator[Match]:
     bound = m.tensors.get(p.name)
     if bound is None:
-        if not t.is_empty():
-            yield m.bind(p.name, t)
+        if t.is_empty():
+            return
+        if p.where is not None and (reason := p.where(t, view)) is not None:
+            trace.fail(m, reason)
+            return
+        yield m.bind(p.name, t)
     elif bound is t or same_constant(bound, t, view):
         yield m
     else:
@@ -192,7 +199,7 @@ def _const(p: Const, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterat
 def close(value: float, wanted: float, dtype: int | None) -> bool:
     """Whether a constant of that type is `wanted` but for rounding."""
     tolerance = TOLERANCE.get(dtype, DEFAULT_TOLERANCE) if dtype is not None else DEFAULT_TOLERANCE
-    return bool(np.isclose(value, wanted, rtol=tolerance, atol=0.0))
+    return math.isclose(value, wanted, rel_tol=tolerance, abs_tol=0.0)
 
 
 def _op(p: Op, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterator[Match]:

@@ -29,6 +29,19 @@ FOLDED = frozenset(
     "ReduceSum Reshape Shape Size Slice Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
 )
 
+INTEGERS = frozenset(
+    getattr(TensorProto, n) for n in "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64".split()
+)
+# Operators that make finite results of finite inputs: they move values, choose among them, or combine mask
+# values, which are far from the range of fp32 (`_is_huge` sees to factors that are not).
+KEEPS_FINITE = frozenset(
+    "Add Cast Concat Expand Gather Identity Mul Neg Reshape Slice Squeeze Sub Tile Transpose Unsqueeze Where".split()
+)
+
+
+def _all_finite(value: np.ndarray) -> bool:
+    return value.dtype.kind in "biu" or bool(np.isfinite(value.astype(np.float64)).all())
+
 
 @dataclass
 class View:
@@ -43,6 +56,7 @@ class View:
     _values: dict[int, np.ndarray | None] = field(default_factory=dict)
     _fixed: dict[int, bool] = field(default_factory=dict)
     _index: dict[int, int] = field(default_factory=dict)
+    _finite: dict[int, bool] = field(default_factory=dict)
     _held: dict[int, list[gs.Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -163,6 +177,32 @@ class View:
         if value is None or value.size != 1 or value.dtype.kind in "OSU":
             return None
         return float(value.reshape(()).astype(np.float64))
+
+    def is_finite(self, tensor: gs.Tensor) -> bool:
+        """Whether a tensor is proven to hold no infinity and no NaN, from what it is computed of."""
+        known = self._finite.get(id(tensor))
+        if known is None:
+            self._finite[id(tensor)] = False  # until proven
+            known = self._finite[id(tensor)] = self._prove_finite(tensor)
+        return known
+
+    def _prove_finite(self, tensor: gs.Tensor) -> bool:
+        if self.dtype(tensor) in INTEGERS:
+            return True
+        if self.is_fixed(tensor):
+            value = self.value(tensor)
+            return value is not None and value.dtype.kind not in "OSU" and _all_finite(value)
+        node = self.producer(tensor)
+        if node is None or kind(node) not in KEEPS_FINITE:
+            return False
+        if node.op == "Mul" and any(self._is_huge(i) for i in node.inputs):
+            return False
+        return all(i.is_empty() or self.is_finite(i) for i in node.inputs)
+
+    def _is_huge(self, tensor: gs.Tensor) -> bool:
+        """Whether a constant is so large that a product with it may overflow."""
+        value = self.value(tensor) if self.is_fixed(tensor) else None
+        return value is not None and bool((np.abs(value.astype(np.float64)) > 1e18).any())
 
     def _evaluate(self, tensor: gs.Tensor) -> np.ndarray | None:
         if isinstance(tensor, gs.Constant):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtfuse.pattern import Alt, Const, Match, Op, Pattern
-from trtfuse.view import FLOATS, Dim, View, kind
+from trtfuse.view import FLOATS, Dim, View
 
 
 def soft(p: Pattern) -> Alt:
@@ -150,7 +150,11 @@ def rows_known(m: Match, name: str, view: View) -> str | None:
     return None
 
 
-def reads(tensor: gs.Tensor, op: str, view: View) -> bool:
-    """Whether a tensor is made by such a node."""
-    node = view.producer(tensor)
-    return node is not None and kind(node) == op
+def fixed(tensor: gs.Tensor, view: View) -> str | None:
+    """Condition of a weight: the same in every run."""
+    return None if view.is_fixed(tensor) else f"'{tensor.name}' is not constant"
+
+
+def varies(tensor: gs.Tensor, view: View) -> str | None:
+    """Condition of a tensor that a fused op works on: not a constant."""
+    return f"'{tensor.name}' is constant" if view.is_fixed(tensor) else None

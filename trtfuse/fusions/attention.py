@@ -6,6 +6,7 @@ s, d. A Transpose around the attention is part of it and shows in the layout.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from trtfuse.body import Body
@@ -166,6 +167,23 @@ def _attributes(m: Match, view: View) -> dict[str, Attribute]:
     return {"scale": scale, **fill_attributes(m), **layouts, "guard": int("guard" in m.tags)}
 
 
+def _without_guard(m: Match, view: View, attributes: dict[str, Attribute]) -> dict[str, Attribute]:
+    """Drops the guard where no row can be masked whole: TensorRT then finds its own fused attention."""
+    if "mask" in m.tensors:
+        open_row = view.is_finite(m.tensors["mask"]) or _open_rows(view.value(m.tensors["mask"]))
+    else:
+        open_row = "condition" not in m.tensors or bool(np.isfinite(m.values.get("fill", -np.inf)))
+    return {**attributes, "guard": 0} if open_row else attributes
+
+
+def _open_rows(mask: np.ndarray | None) -> bool:
+    """Whether a constant mask leaves something of every row."""
+    if mask is None or not mask.ndim:
+        return False
+    values = mask.astype(np.float32)
+    return bool(np.isfinite(values).any(axis=-1).all() and not np.isnan(values).any())
+
+
 def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str, ...]) -> tuple[str, ...]:
     def arranged(name: str, plain: list[int]) -> str:
         perm = {"bshd": [0, 2, 1, 3], "bhds": [0, 1, 3, 2], "nds": [0, 2, 1]}.get(str(attributes[f"{name}_layout"]))
@@ -213,4 +231,5 @@ ATTENTION = Fusion(
     variant=_variant,
     flops=8,
     minimum=3,
+    simplify=_without_guard,
 )

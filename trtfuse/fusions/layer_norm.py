@@ -12,6 +12,7 @@ import onnx_graphsurgeon as gs
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site, word
 from trtfuse.fusions._spelling import (
+    fixed,
     mean_last,
     row_or_scalar,
     row_vector,
@@ -19,6 +20,7 @@ from trtfuse.fusions._spelling import (
     same_shape,
     soft,
     square,
+    varies,
 )
 from trtfuse.pattern import Alt, Const, Match, Op, Pattern, Var
 from trtfuse.view import View
@@ -76,7 +78,7 @@ def last_axis(node: gs.Node, view: View) -> str | None:
 
 
 # s = x + skip (+ preset), the bias of the projection before it added first, last, or not at all
-PRESET, ADDED, SKIP = Var("preset"), Var("x"), Var("skip")
+PRESET, ADDED, SKIP = Var("preset", fixed), Var("x", varies), Var("skip", varies)
 SUM = Alt(
     Op("Add", SKIP, Op("Add", ADDED, PRESET), name="sum"),
     Op("Add", Op("Add", ADDED, SKIP), PRESET, name="sum"),
@@ -122,10 +124,7 @@ def _where(m: Match, view: View) -> str | None:
 
 
 def where_skip(m: Match, view: View) -> str | None:
-    """Conditions of the sum that a norm absorbs: two tensors of one shape, neither of them a constant."""
-    for name in ("x", "skip"):
-        if view.is_fixed(m.tensors[name]):
-            return f"'{m.tensors[name].name}' is a constant, no residual"
+    """Conditions of the sum that a norm absorbs: two tensors of one shape."""
     return same_shape(m.tensors["x"], m.tensors["skip"], view) or row_or_scalar(m, "preset", "x", view)
 
 

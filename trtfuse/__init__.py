@@ -1,0 +1,42 @@
+"""trtfuse: fuses ONNX models, builds TensorRT engines from them, and proves the result.
+
+    import trtfuse
+    result = trtfuse.build("model.onnx")
+    print(result.engine_path, result.accuracy.passed)
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtfuse.errors import BuildError, EnvironmentMissing, GateError, InputError, TrtfuseError
+    from trtfuse.pipeline import Result, build, check, explain, fuse
+
+__all__ = [
+    "BuildError",
+    "EnvironmentMissing",
+    "GateError",
+    "InputError",
+    "Result",
+    "TrtfuseError",
+    "build",
+    "check",
+    "explain",
+    "fuse",
+]
+
+try:
+    __version__ = metadata.version("trtfuse")
+except metadata.PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0.0.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for: onnx and ONNX Runtime take a second to import."""
+    if name in __all__:
+        module = "trtfuse.errors" if name.endswith("Error") or name == "EnvironmentMissing" else "trtfuse.pipeline"
+        return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'trtfuse' has no attribute {name!r}")

@@ -1,0 +1,524 @@
+"""The order of the work: load, normalise, match, choose, rewrite, lower, build, verify, report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtfuse import files, lower, normalise, qdq, targets
+from trtfuse import model as models
+from trtfuse.choose import choose, disjoint
+from trtfuse.errors import BuildError, GateError, InputError
+from trtfuse.fusion import NearMiss, Site, find
+from trtfuse.fusions import FUSIONS, NAMES
+from trtfuse.model import Model
+from trtfuse.rewrite import rewrite
+from trtfuse.shapes import Profile, derive_profile
+from trtfuse.traffic import sizes, traffic
+from trtfuse.view import View
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trtfuse.report import Report
+    from trtfuse.targets import Engine
+    from trtfuse.verify import Accuracy, Tolerances
+
+Path_ = str | os.PathLike[str]
+Progress = Callable[[str, int, int], None]
+Inputs = list[dict[str, "np.ndarray[Any, Any]"]]
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """What became of one site. bytes: through memory at the profile's opt shapes, None where unknown."""
+
+    id: str
+    op: str
+    variant: str
+    nodes: list[str]
+    lowering: str
+    reason: str
+    bytes_before: int | None
+    bytes_after: int | None
+    launches_before: int
+    launches_after: int
+    output: str
+
+
+@dataclass
+class Result:
+    """What `build`, `fuse` and `explain` did. timings: seconds of each stage.
+
+    accuracy: of the fused file. nodes, nodes_after: of the model and of the fused file.
+    """
+
+    model: Path
+    target: str
+    source: Model
+    sites: list[SiteReport]
+    near_misses: list[NearMiss]
+    timings: dict[str, float] = field(default_factory=dict)
+    nodes_after: int | None = None
+    fused_path: Path | None = None
+    accuracy: Accuracy | None = None
+    engine_path: Path | None = None
+    engine: Engine | None = None
+    profile: Profile | None = None
+    report_dir: Path | None = None
+    notes: list[str] = field(default_factory=list)
+    tolerances: tuple[str, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        return count_nodes(self.source)
+
+    def to_report(self) -> Report:
+        """The result as `report.json` holds it."""
+        from trtfuse import account
+
+        graph = self.source.proto.graph
+        weights = {t.name for t in graph.initializer}
+        return account.make_report(
+            self.model,
+            opset=self.source.opset,
+            nodes=self.nodes,
+            nodes_after=self.nodes_after,
+            inputs=[i for i in graph.input if i.name not in weights],
+            outputs=graph.output,
+            sites=self.sites,
+            near_misses=self.near_misses,
+            fused_path=self.fused_path,
+            fused_accuracy=self.accuracy.to_dict() if self.accuracy else None,
+            engine_path=self.engine_path,
+            engine=self.engine,
+            target=self.target,
+            profile=self.profile,
+            tolerances=self.tolerances,
+            timings=self.timings,
+            notes=self.notes,
+            folder=self.report_dir,
+        )
+
+
+def count_nodes(model: Model) -> int:
+    """Nodes in all graphs of a model, Constant nodes apart."""
+    return sum(n.op_type != "Constant" for g in models.graphs(model.proto.graph) for n in g.node)
+
+
+@dataclass
+class _Stages:
+    """Times the stages and tells the progress of them."""
+
+    progress: Progress | None
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if self.progress is not None:
+            self.progress(name, 0, 0)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass
+class Matched:
+    """A normalised model with its sites: all without overlaps, and those chosen to be fused."""
+
+    model: Model
+    view: View
+    sites: list[Site]
+    chosen: list[Site]
+    near_misses: list[NearMiss]
+
+
+def match(model: Model, select: str | Path = "all") -> Matched:
+    """Finds and chooses the sites of a model that is loaded and has none of its own functions left."""
+    view = normalise.view(model)
+    normalise.pass_over(view)
+    sites, misses = find(FUSIONS, view)
+    sites = disjoint(sites, view)
+    return Matched(model, view, sites, choose(sites, select), misses)
+
+
+def fuse_model(model: Model, select: str | Path = "all") -> tuple[Model, Matched]:
+    """The fused model of a loaded one, in memory; the model itself where nothing is fused."""
+    matched = match(normalise.inline_functions(model, NAMES), select)
+    return (rewrite(matched.model, matched.view, matched.chosen) if matched.chosen else model), matched
+
+
+def fuse(
+    model: Path_,
+    output: Path_,
+    *,
+    select: str | Path = "all",
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Writes `model` with its sites fused to `output`, an ONNX file that runs in any ONNX Runtime.
+
+    select: "all", "none", "auto" or a selection file. verify: compare with the original first, and raise
+    GateError where an output differs.
+    Raises InputError for an unusable model, selection or place; nothing is then written.
+    """
+    stages = _Stages(progress)
+    model, output = Path(model), Path(output)
+    with stages("load"):
+        source = models.load(model)
+    with stages("match and rewrite"):
+        fused, matched = fuse_model(source, select)
+    result = _result(model, "onnx", source, matched, stages)
+    result.nodes_after = count_nodes(fused)
+    if verify:
+        from trtfuse.verify import Tolerances
+
+        with _workplace(output) as folder:
+            made = folder / output.name
+            models.save(fused, made)
+            with stages("verify"):
+                inputs = _inputs(model, source, None, None)
+                result.accuracy = _gate(model, made, inputs, Tolerances.default(), result.sites, "fused file")
+    with stages("write"):
+        models.save(fused, output)
+    result.fused_path = output
+    return result
+
+
+def explain(model: Path_, *, shapes: Sequence[str] = (), progress: Progress | None = None) -> Result:
+    """Finds the sites and near-misses of a model, with the traffic each site saves. Writes nothing.
+
+    shapes: of dynamic inputs, in either spelling ("x:1x128", "x:[1,128]"), for the traffic.
+    """
+    stages = _Stages(progress)
+    model = Path(model)
+    with stages("load"):
+        source = models.load(model)
+    with stages("match"):
+        matched = match(normalise.inline_functions(source, NAMES))
+    profile = derive_profile(source.proto, shapes=shapes)
+    return _result(model, "onnx", source, matched, stages, profile)
+
+
+def check(
+    reference: Path_,
+    candidate: Path_,
+    *,
+    shapes: Sequence[str] = (),
+    atol: Sequence[str] = (),
+    rtol: Sequence[str] = (),
+    check_error_stat: Sequence[str] = (),
+    load_inputs: Path_ | None = None,
+    progress: Progress | None = None,
+) -> Accuracy:
+    """Compares two ONNX models in ONNX Runtime, `reference` with graph optimizations off.
+
+    Tolerances are in Polygraphy's words ("1e-5", "out:1e-3"). Inputs are generated (seeded) or loaded.
+    """
+    from trtfuse.verify import Tolerances, compare
+
+    stages = _Stages(progress)
+    with stages("load"):
+        source = models.load(reference)
+        models.load(candidate)
+    with stages("verify"):
+        inputs = _inputs(Path(reference), source, load_inputs, derive_profile(source.proto, shapes=shapes))
+        return compare(
+            Path(reference), Path(candidate), inputs, Tolerances.parse(atol, rtol, check_error_stat)
+        )
+
+
+def build(
+    model: Path_,
+    output: Path_ | None = None,
+    *,
+    target: str = "auto",
+    precision: str = "keep",
+    shapes: Sequence[str] = (),
+    min_shapes: Sequence[str] = (),
+    opt_shapes: Sequence[str] = (),
+    max_shapes: Sequence[str] = (),
+    select: str | Path = "auto",
+    qdq: str = "auto",
+    compute_capability: Sequence[str] = (),
+    atol: Sequence[str] = (),
+    rtol: Sequence[str] = (),
+    check_error_stat: Sequence[str] = (),
+    load_inputs: Path_ | None = None,
+    timing_cache: Path_ | None = None,
+    report: Path_ | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Fuses `model`, proves the result against ONNX Runtime, builds an engine and reports.
+
+    output: the engine; by default `<model>.engine` in the working directory. The fused file goes beside it
+    (`<engine's stem>.fused.onnx`), the report into `report`, by default `<engine's stem>.report`.
+    target: "auto", "tensorrt", "tensorrt-rtx" or "onnx" (the fused file is the product then).
+    shapes, min_shapes, opt_shapes, max_shapes: "x:1x128" or "x:[1,128]"; what is left out is derived.
+    qdq: what happens to QuantizeLinear and DequantizeLinear that the target refuses: "auto", "keep", "drop".
+
+    Raises InputError (2), GateError (1), BuildError (3) or EnvironmentMissing (4); nothing new is then left
+    under a final name.
+    """
+    if precision != "keep":
+        raise InputError(f"precision {precision!r} is not offered: use 'keep' and export the model in that type")
+    stages = _Stages(progress)
+    model = Path(model)
+    with stages("load"):
+        source = models.load(model)
+        target = targets.pick(target)
+    places = _Places.of(model, output, target, report)
+    notes: list[str] = []
+    with stages("match"):
+        profile = derive_profile(source.proto, min=min_shapes, opt=opt_shapes, max=max_shapes, shapes=shapes)
+        normal = normalise.inline_functions(source, frozenset())
+        plain, quantization = _without_qdq(normal, qdq, target)
+        matched = match(plain, select)
+    result = _result(model, target, source, matched, stages, profile)
+    result.notes = notes
+    result.tolerances = _words(atol, rtol, check_error_stat)
+    with _workplace(places.product) as folder:
+        with stages("rewrite"):
+            fused = rewrite(plain, matched.view, matched.chosen) if matched.chosen else plain
+            made = folder / places.fused.name
+            models.save(fused, made)
+            result.nodes_after = count_nodes(fused)
+        from trtfuse.verify import Tolerances
+
+        tolerances = Tolerances.parse(atol, rtol, check_error_stat)
+        with stages("verify"):
+            inputs = _inputs(model, source, load_inputs, profile)
+            reference = model
+            if quantization:
+                reference = folder / "dequantized.onnx"
+                models.save(plain, reference)
+                notes += [*quantization, _effect(model, reference, inputs)]
+            result.accuracy = _gate(reference, made, inputs, tolerances, result.sites, "fused file")
+        if target != "onnx":
+            with stages("lower"):
+                lowered = _lowered(plain, matched, select, target, folder, notes)
+            with stages("verify"):
+                _prove(reference, lowered, inputs, tolerances, plain, matched, folder, notes, result.sites)
+            with stages("build"):
+                options = targets.BuildOptions(
+                    profile=profile,
+                    compute_capability=tuple(compute_capability),
+                    timing_cache=Path(timing_cache) if timing_cache else None,
+                    progress=progress,
+                )
+                result.engine = _built(target, lowered, options)
+                notes += result.engine.notes
+        with stages("write"):
+            _move(made, places.fused)
+            result.fused_path = places.fused
+            if result.engine is not None:
+                with files.atomic_write(places.product) as f:
+                    f.write(result.engine.data)
+                result.engine_path = places.product
+            result.report_dir = places.report
+            from trtfuse.report import write_report
+
+            write_report(result.to_report(), places.report)
+    return result
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where the products go."""
+
+    product: Path
+    fused: Path
+    report: Path
+
+    @staticmethod
+    def of(model: Path, output: Path_ | None, target: str, report: Path_ | None) -> _Places:
+        if target == "onnx":
+            product = Path(output) if output else Path(f"{model.stem}.fused.onnx")
+            fused = product
+        else:
+            product = Path(output) if output else Path(f"{model.stem}.engine")
+            fused = product.with_name(f"{product.stem}.fused.onnx")
+        for place in (product, fused):
+            if place.exists() and model.exists() and place.resolve() == model.resolve():
+                raise InputError(f"{place} is the model itself: name another output with -o")
+        if not product.parent.is_dir():
+            raise InputError(f"there is no folder {product.parent}: make it, or name another output with -o")
+        return _Places(product, fused, Path(report) if report else product.with_name(f"{product.stem}.report"))
+
+
+@contextmanager
+def _workplace(output: Path) -> Iterator[Path]:
+    """A folder beside the output for what is not yet proven; gone afterwards."""
+    try:
+        folder = tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent)
+    except OSError as e:
+        raise files.explain_os_error(output, e) from e
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(made: Path, final: Path) -> None:
+    """Puts a proven file under its final name, its external data first."""
+    try:
+        data = made.with_name(made.name + ".data")
+        if data.exists():
+            os.replace(data, final.with_name(data.name))
+        os.replace(made, final)
+    except OSError as e:
+        raise files.explain_os_error(final, e) from e
+
+
+def _result(
+    path: Path, target: str, source: Model, matched: Matched, stages: _Stages, profile: Profile | None = None
+) -> Result:
+    shapes = dict(profile.opt) if profile else {}
+    known = sizes(matched.model.proto, shapes) if matched.sites else {}
+    reports = []
+    for site in matched.sites:
+        cost = traffic(site, known)
+        fused = site.lowering != "keep"
+        reports.append(
+            SiteReport(
+                id=site.id,
+                op=site.fusion.op,
+                variant=site.variant,
+                nodes=[n.name or n.outputs[0].name for n in reversed(site.found.nodes)],
+                lowering=site.lowering,
+                reason=site.reason,
+                bytes_before=cost.bytes_before,
+                bytes_after=cost.bytes_after if fused else cost.bytes_before,
+                launches_before=cost.launches_before,
+                launches_after=cost.launches_after if fused else cost.launches_before,
+                output=next(iter(site.results.values())).name,
+            )
+        )
+    return Result(path, target, source, reports, matched.near_misses, stages.timings, profile=profile)
+
+
+def _without_qdq(model: Model, mode: str, target: str) -> tuple[Model, list[str]]:
+    """The model as the target takes its quantization, and in words what was changed."""
+    if target == "onnx" and mode == "auto":
+        return model, []
+    proto, report = qdq.apply(models.whole(model) if _is_quantized(model) else model.proto, mode)
+    if not report.changed:
+        return model, []
+    return models.hold(proto, model.path), list(report.notes)
+
+
+def _is_quantized(model: Model) -> bool:
+    return any("QuantizeLinear" in n.op_type for g in models.graphs(model.proto.graph) for n in g.node)
+
+
+def _inputs(path: Path, source: Model, given: Path_ | None, profile: Profile | None) -> Inputs:
+    from trtfuse import inputs
+
+    if given is not None:
+        loaded = inputs.load_inputs(Path(given))
+        inputs.validate(loaded, source.proto)
+        return loaded
+    proto = models.whole(source) if not source.external else source.proto
+    return inputs.make_inputs(proto, dict(profile.opt) if profile else None, profile=profile)
+
+
+def _gate(
+    reference: Path, made: Path, inputs: Inputs, tolerances: Tolerances, sites: list[SiteReport], what: str
+) -> Accuracy:
+    """The comparison of a file with the original. Raises GateError with the site to suspect."""
+    from trtfuse.verify import compare, suspect
+
+    accuracy = compare(reference, made, inputs, tolerances)
+    if accuracy.passed:
+        return accuracy
+    guilty = suspect(reference, made, inputs, [s for s in sites if s.lowering != "keep"])
+    hint = f"; suspect {guilty}" if guilty else ""
+    raise GateError(
+        f"the {what} differs from the original: {accuracy.reason}{hint}; "
+        "keep that site by --select FILE, or allow more by --atol and --rtol"
+    )
+
+
+def _effect(original: Path, changed: Path, inputs: Inputs) -> str:
+    """In words, how far a change of the model moves its outputs."""
+    from trtfuse.verify import Tolerances, compare
+
+    accuracy = compare(original, changed, inputs, Tolerances.parse(["inf"], ["inf"], []))
+    errors = ", ".join(
+        f"{n} by at most {o.max_abs:.3g} (of values up to {o.max_expected:.3g})"
+        for n, o in accuracy.outputs.items()
+    )
+    return f"dropping quantization moves {errors}"
+
+
+def _lowered(
+    plain: Model, matched: Matched, select: str | Path, target: str, folder: Path, notes: list[str]
+) -> Path:
+    """The file that the target parses: sites native, raised to the opset that spells them shortest."""
+    path = folder / "lowered.onnx"
+    opset = lower.wished_opset(matched.chosen, targets.newest_opset(target))
+    newer = lower.raised(plain, opset) if opset > plain.opset else None
+    if newer is not None:
+        again = match(newer, select)
+        if [s.id for s in again.chosen] == [s.id for s in matched.chosen]:
+            try:
+                models.save(lower.native(newer, again.view, again.chosen), path)
+                notes.append(f"for the target the model is raised from opset {plain.opset} to {opset}")
+                return path
+            except Exception:  # onnx's converter made a model that its checker refuses
+                pass
+    models.save(lower.native(plain, matched.view, matched.chosen), path)
+    return path
+
+
+def _prove(
+    reference: Path,
+    lowered: Path,
+    inputs: Inputs,
+    tolerances: Tolerances,
+    plain: Model,
+    matched: Matched,
+    folder: Path,
+    notes: list[str],
+    sites: list[SiteReport],
+) -> None:
+    """Compares the file that the target parses with the original; falls back to the model's own opset."""
+    from trtfuse.verify import compare
+
+    raised = any("raised from opset" in n for n in notes)
+    if raised and not compare(reference, lowered, inputs, tolerances).passed:
+        notes[:] = [n for n in notes if "raised from opset" not in n]
+        notes.append("the model stays at its opset: onnx's converter changed its outputs")
+        models.save(lower.native(plain, matched.view, matched.chosen), lowered)
+        raised = False
+    if not raised:
+        _gate(reference, lowered, inputs, tolerances, sites, "file for the target")
+
+
+def _built(target: str, lowered: Path, options: targets.BuildOptions) -> Engine:
+    try:
+        return targets.build(target, lowered, options)
+    except BuildError:
+        raise
+    except MemoryError as e:
+        raise BuildError("the build ran out of memory: close other programs or use a larger machine") from e
+
+
+def _words(atol: Sequence[str], rtol: Sequence[str], stat: Sequence[str]) -> tuple[str, ...]:
+    """The tolerances as Polygraphy's command line takes them."""
+    words: list[str] = []
+    for option, values in (("--atol", atol), ("--rtol", rtol), ("--check-error-stat", stat)):
+        if values:
+            words += [option, *values]
+    return tuple(words)
+
+
