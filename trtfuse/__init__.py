@@ -1,8 +1,8 @@
 """trtfuse: fuses ONNX models, builds TensorRT engines from them, and proves the result.
 
-    import trtfuse
-    result = trtfuse.build("model.onnx")
-    print(result.engine_path, result.accuracy.passed)
+import trtfuse
+result = trtfuse.build("model.onnx")
+print(result.engine_path, result.accuracy.passed)
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trtfuse.errors import BuildError, EnvironmentMissing, GateError, InputError, TrtfuseError
-    from trtfuse.pipeline import Result, build, check, explain, fuse
+    from trtfuse.pipeline import build, check, explain, fuse
+    from trtfuse.result import Result
 
 __all__ = [
     "BuildError",
@@ -37,6 +38,6 @@ except metadata.PackageNotFoundError:  # run from a source tree that is not inst
 def __getattr__(name: str) -> Any:
     """Loads what is asked for: onnx and ONNX Runtime take a second to import."""
     if name in __all__:
-        module = "trtfuse.errors" if name.endswith("Error") or name == "EnvironmentMissing" else "trtfuse.pipeline"
-        return getattr(importlib.import_module(module), name)
+        home = {"Result": "result", **dict.fromkeys(("build", "check", "explain", "fuse"), "pipeline")}
+        return getattr(importlib.import_module(f"trtfuse.{home.get(name, 'errors')}"), name)
     raise AttributeError(f"module 'trtfuse' has no attribute {name!r}")

@@ -23,9 +23,7 @@ def disjoint(sites: list[Site], view: View) -> list[Site]:
     rank = {f.op: k for k, f in enumerate(FUSIONS)}
     taken: set[int] = set()
     kept: list[Site] = []
-    for site in sorted(
-        sites, key=lambda s: (rank[s.fusion.op], -len(s.found.nodes), view.order(s.root))
-    ):
+    for site in sorted(sites, key=lambda s: (rank[s.fusion.op], -len(s.found.nodes), view.order(s.root))):
         nodes = {id(n) for n in site.found.nodes}
         if nodes & taken:
             continue
@@ -43,8 +41,8 @@ def disjoint(sites: list[Site], view: View) -> list[Site]:
 def choose(sites: list[Site], select: str | Path) -> list[Site]:
     """Sets `lowering` and `reason` of each site; returns those to be fused.
 
-    select: "all", "none", "auto", or a selection file (JSON: schema "trtfuse/select/1", "ops" and "sites", each
-    from a name to plugin, native or keep; sites win over ops). Raises InputError for an unusable file.
+    select: "all", "none", "auto", or a selection file (JSON: schema "trtfuse/select/1", "ops" and "sites",
+    each from a name to plugin, native or keep; sites win over ops). Raises InputError for an unusable file.
     """
     policy = str(select)
     if policy in ("all", "auto", "none"):
@@ -59,7 +57,7 @@ def choose(sites: list[Site], select: str | Path) -> list[Site]:
 REASONS = {
     "all": "all sites are fused",
     "none": "none is fused, as asked",
-    "auto": "native: one standard operator, or its shortest spelling, is what the target fuses best by itself",
+    "auto": "native: one operator, or the shortest spelling, is what the target fuses best by itself",
 }
 
 
@@ -74,7 +72,9 @@ def _by_file(sites: list[Site], path: Path) -> None:
     for site in sites:
         by_site = chosen["sites"].get(site.id)
         site.lowering = by_site or chosen["ops"].get(site.fusion.op, "native")
-        site.reason = f"{path.name} says so" if by_site or site.fusion.op in chosen["ops"] else "not in the file"
+        site.reason = (
+            f"{path.name} says so" if by_site or site.fusion.op in chosen["ops"] else "not in the file"
+        )
 
 
 def read_selection(path: Path) -> dict[str, dict[str, str]]:

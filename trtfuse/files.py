@@ -51,5 +51,8 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[Any]]:
     """Yields an open temporary file (`mode` "wb" or "w") that becomes `path` on success."""
-    with atomic_path(path) as temporary, open(temporary, mode, encoding=None if "b" in mode else "utf-8") as f:
+    with (
+        atomic_path(path) as temporary,
+        open(temporary, mode, encoding=None if "b" in mode else "utf-8") as f,
+    ):
         yield f

@@ -15,7 +15,7 @@ from trtfuse.view import FLOATS, View, kind
 
 Attribute = str | int | float
 Names = Mapping[str, str]  # input's name in the declaration -> tensor's name
-TYPE_NAMES = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+TYPE_NAMES: dict[int, str] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 
 
 @dataclass(frozen=True)

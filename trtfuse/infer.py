@@ -1,7 +1,7 @@
 """Shapes, as far as they can be proven, in one pass over the nodes.
 
-onnx infers each operator; what it lacks for exported models is the way of a size through Shape, Gather, Concat
-and Reshape when some sizes are dynamic. Here such values are followed element by element: a number, a symbol
+onnx infers each operator; what it lacks for exported models is the way of a size through Shape, Gather,
+Concat and Reshape when some sizes are dynamic. Here such values are followed element by element: a number, a symbol
 (the name of a dynamic dimension) or None. So a reshape to (batch, sequence, 12, 32) has a rank and two sizes.
 """
 
@@ -96,7 +96,9 @@ class _Walk:
         schema = self.schemas[key]
         if schema is None:
             return {}
-        data = {i: t for i in node.input if i in values and (t := _tensor(values[i], have.get(i))) is not None}
+        data = {
+            i: t for i in node.input if i in values and (t := _tensor(values[i], have.get(i))) is not None
+        }
         try:
             return onnx.shape_inference.infer_node_outputs(
                 schema, node, have, data, opset_imports=self.imports, ir_version=self.ir_version
@@ -140,7 +142,9 @@ def _merged(old: TypeProto | None, new: TypeProto) -> TypeProto:
         return old
     if a is None:
         return new if new.tensor_type.elem_type else old
-    dims = [p if isinstance(p, int) else q if isinstance(q, int) else p or q for p, q in zip(a, b, strict=True)]
+    dims = [
+        p if isinstance(p, int) else q if isinstance(q, int) else p or q for p, q in zip(a, b, strict=True)
+    ]
     if dims == a:
         return old
     return helper.make_tensor_type_proto(old.tensor_type.elem_type or new.tensor_type.elem_type, dims)
@@ -156,7 +160,9 @@ def _by_target(node: NodeProto, types: Types, values: Values, found: dict[str, T
     if node.op_type == "Reshape":
         have = dims_of(source)
         if not _attribute(node, "allowzero", 0):
-            dims = [(have[k] if have and k < len(have) else None) if d == 0 else d for k, d in enumerate(dims)]
+            dims = [
+                (have[k] if have and k < len(have) else None) if d == 0 else d for k, d in enumerate(dims)
+            ]
         if -1 in dims:
             dims[dims.index(-1)] = _rest(have, dims)
     elif node.op_type == "Expand":
@@ -165,7 +171,9 @@ def _by_target(node: NodeProto, types: Types, values: Values, found: dict[str, T
             return
         width = max(len(have), len(dims))
         both = zip([1] * (width - len(have)) + have, [1] * (width - len(dims)) + dims, strict=True)
-        dims = [b if a == 1 else a if b == 1 or isinstance(a, int) else a if a == b else None for a, b in both]
+        dims = [
+            b if a == 1 else a if b == 1 or isinstance(a, int) else a if a == b else None for a, b in both
+        ]
     if any(isinstance(d, (int, np.integer)) and d < 0 for d in dims):
         return
     element = source.tensor_type.elem_type if source is not None else 0
@@ -187,7 +195,7 @@ def _rest(have: list[int | str | None] | None, dims: list[Any]) -> int | None:
     symbols = sorted(d for d in have if isinstance(d, str))
     if symbols != sorted(d for d in others if isinstance(d, str)):
         return None
-    total = int(np.prod([d for d in have if not isinstance(d, str)], dtype=np.int64))
+    total = int(np.prod([d for d in have if isinstance(d, int)], dtype=np.int64))
     part = int(np.prod([d for d in others if not isinstance(d, str)], dtype=np.int64))
     return total // part if part and total % part == 0 else None
 
@@ -278,7 +286,7 @@ def _elementwise(rule: Callable[..., Any]) -> Callable[[NodeProto, list[Any]], V
     return lambda node, given: np.asarray(vectorised(given[0], given[1]), object)
 
 
-def _numbers(rule: Callable[[int, int], Any]) -> Callable[[Any, Any], Any]:
+def _numbers(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def of(a: Any, b: Any) -> Any:
         return rule(a, b) if isinstance(a, (int, np.integer)) and isinstance(b, (int, np.integer)) else None
 
@@ -304,7 +312,9 @@ def _equal(a: Any, b: Any) -> Any:
 
 
 def _where(_: NodeProto, given: list[Any]) -> Value:
-    choose = np.frompyfunc(lambda c, a, b: (a if c else b) if c is not None else (a if a == b else None), 3, 1)
+    choose = np.frompyfunc(
+        lambda c, a, b: (a if c else b) if c is not None else (a if a == b else None), 3, 1
+    )
     return np.asarray(choose(*given), object)
 
 

@@ -1,7 +1,7 @@
 """From a chosen site to what a target builds: the best standard operators in its place.
 
-Where a newer opset has one operator for what the model must spell out (LayerNormalization, Gelu), the model is
-raised to it by onnx's converter; the caller proves by numbers that the raised model computes the same.
+Where a newer opset has one operator for what the model must spell out (LayerNormalization, Gelu), the model
+is raised to it by onnx's converter; the caller proves by numbers that the raised model computes the same.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto
 
 from trtfuse.fusion import Site
 from trtfuse.model import Model
+from trtfuse.normalise import infer_shapes
 from trtfuse.rewrite import apply
 from trtfuse.view import View
 
@@ -36,16 +37,20 @@ def raised(model: Model, opset: int) -> Model | None:
     if any(f for f in model.proto.functions):
         return None
     try:
-        proto: ModelProto = onnx.version_converter.convert_version(model.proto, opset)
+        # With shapes: the converter spells Softmax anew, by Flatten and Reshape, where it knows no rank.
+        proto: ModelProto = onnx.version_converter.convert_version(infer_shapes(model.proto), opset)
     except Exception:  # no adapter for some operator: the model stays at its opset
         return None
-    _keep_constants_in_their_place(model.proto, proto)
+    _restore(model.proto, proto)
     return Model(proto, model.path, model.weights, model.external)
 
 
-def _keep_constants_in_their_place(old: ModelProto, new: ModelProto) -> None:
-    """The converter lists no input twice; inputs and outputs must be those of the original."""
-    del new.graph.input[:]
-    new.graph.input.extend(old.graph.input)
-    del new.graph.output[:]
-    new.graph.output.extend(old.graph.output)
+def _restore(old: ModelProto, new: ModelProto) -> None:
+    """Gives the converted graph the inputs, outputs and notes of the original back."""
+    for entries, kept in (
+        (new.graph.input, old.graph.input),
+        (new.graph.output, old.graph.output),
+        (new.graph.value_info, old.graph.value_info),
+    ):
+        del entries[:]
+        entries.extend(kept)

@@ -159,8 +159,8 @@ def _check_external(proto: ModelProto, path: Path) -> None:
         end = (info.offset or 0) + (info.length or 0)
         if file.stat().st_size < end:
             raise InputError(
-                f"{file} is too short for the weight {tensor.name!r} ({file.stat().st_size} bytes, {end} needed):"
-                " copy or download it again"
+                f"{file} is too short for the weight {tensor.name!r} ({file.stat().st_size} bytes, {end} "
+                "needed): copy or download it again"
             )
 
 
@@ -193,7 +193,9 @@ def hold(proto: ModelProto, path: Path) -> Model:
         kept.metadata_props.extend(tensor.metadata_props)
         set_mark(kept, len(model.weights))
         model.weights.append(tensor)
-    for tensor in tensors(skeleton.graph):  # external data inside subgraphs and Constant nodes: rare, made inline
+    for tensor in tensors(
+        skeleton.graph
+    ):  # external data inside subgraphs and Constant nodes: rare, made inline
         if tensor.data_location == TensorProto.EXTERNAL and mark_of(tensor) is None:
             _load_inline(tensor, model)
     return model

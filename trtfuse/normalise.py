@@ -1,7 +1,8 @@
 """Exporter spellings meet here, so that patterns stay few.
 
 The model's own functions are inlined, shapes inferred, and Identity, inference Dropout and Casts that change
-nothing are passed over. Constants are not folded in the file: `View.value` knows them wherever they come from.
+nothing are passed over. Constants are not folded in the file: `View.value` knows them wherever they come
+from.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def inline_functions(model: Model, ours: frozenset[str]) -> Model:
         else:
             proto = onnx.inliner.inline_selected_functions(model.proto, [n[:2] for n in names])
     except Exception as e:
-        raise InputError(f"the model's own functions cannot be inlined: {one_line(e)}: export without them") from e
+        raise InputError(
+            f"the model's own functions cannot be inlined: {one_line(e)}: export without them"
+        ) from e
     return Model(proto, model.path, model.weights, model.external)
 
 

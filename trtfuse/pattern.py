@@ -1,7 +1,7 @@
 """The matcher: patterns are data, read from a result back to its inputs.
 
 A pattern is one of
-    Var(name)               any tensor; the same name must be the same tensor (or an equal constant) everywhere
+    Var(name)               any tensor; the same name is the same tensor (or an equal constant) everywhere
     Const(value | name)     a constant of one element, of a value or bound to a name
     Op(kind, *args)         the first output of such a node; args are patterns for its first inputs
     Alt(*patterns)          the first of them that leads to a whole match
@@ -24,7 +24,7 @@ from trtfuse.view import View, kind
 COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or"})
 # How far a constant may be from the value of its formula, by the type it is written in: a few units in the
 # last place of that type, so that 1.4142 written in fp16 is sqrt(2) and 1.4137 in fp32 is not.
-TOLERANCE = {TensorProto.FLOAT16: 1e-3, TensorProto.BFLOAT16: 8e-3, TensorProto.DOUBLE: 1e-6}
+TOLERANCE: dict[int, float] = {TensorProto.FLOAT16: 1e-3, TensorProto.BFLOAT16: 8e-3, TensorProto.DOUBLE: 1e-6}
 DEFAULT_TOLERANCE = 1e-6
 
 Where = Callable[[gs.Node, View], "str | None"]  # None: holds; else the reason why not
@@ -177,7 +177,9 @@ def same_constant(a: gs.Tensor, b: gs.Tensor, view: View) -> bool:
     if not (view.is_fixed(a) and view.is_fixed(b)) or view.shape(a) != view.shape(b):
         return False
     x, y = view.value(a), view.value(b)
-    return x is not None and y is not None and x.dtype == y.dtype and x.shape == y.shape and bool((x == y).all())
+    return (
+        x is not None and y is not None and x.dtype == y.dtype and x.shape == y.shape and bool((x == y).all())
+    )
 
 
 def _const(p: Const, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterator[Match]:

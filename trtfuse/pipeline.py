@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -12,105 +13,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtfuse import files, lower, normalise, qdq, targets
+import onnx
+
+from trtfuse import files, lower, normalise, targets
 from trtfuse import model as models
+from trtfuse import qdq as quantization
 from trtfuse.choose import choose, disjoint
 from trtfuse.errors import BuildError, GateError, InputError
 from trtfuse.fusion import NearMiss, Site, find
 from trtfuse.fusions import FUSIONS, NAMES
 from trtfuse.model import Model
+from trtfuse.report import check_folder, write_report
+from trtfuse.result import Result, SiteReport, count_nodes, site_reports
 from trtfuse.rewrite import rewrite
 from trtfuse.shapes import Profile, derive_profile
-from trtfuse.traffic import sizes, traffic
 from trtfuse.view import View
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from trtfuse.report import Report
     from trtfuse.targets import Engine
     from trtfuse.verify import Accuracy, Tolerances
 
 Path_ = str | os.PathLike[str]
 Progress = Callable[[str, int, int], None]
 Inputs = list[dict[str, "np.ndarray[Any, Any]"]]
-
-
-@dataclass(frozen=True)
-class SiteReport:
-    """What became of one site. bytes: through memory at the profile's opt shapes, None where unknown."""
-
-    id: str
-    op: str
-    variant: str
-    nodes: list[str]
-    lowering: str
-    reason: str
-    bytes_before: int | None
-    bytes_after: int | None
-    launches_before: int
-    launches_after: int
-    output: str
-
-
-@dataclass
-class Result:
-    """What `build`, `fuse` and `explain` did. timings: seconds of each stage.
-
-    accuracy: of the fused file. nodes, nodes_after: of the model and of the fused file.
-    """
-
-    model: Path
-    target: str
-    source: Model
-    sites: list[SiteReport]
-    near_misses: list[NearMiss]
-    timings: dict[str, float] = field(default_factory=dict)
-    nodes_after: int | None = None
-    fused_path: Path | None = None
-    accuracy: Accuracy | None = None
-    engine_path: Path | None = None
-    engine: Engine | None = None
-    profile: Profile | None = None
-    report_dir: Path | None = None
-    notes: list[str] = field(default_factory=list)
-    tolerances: tuple[str, ...] = ()
-
-    @property
-    def nodes(self) -> int:
-        return count_nodes(self.source)
-
-    def to_report(self) -> Report:
-        """The result as `report.json` holds it."""
-        from trtfuse import account
-
-        graph = self.source.proto.graph
-        weights = {t.name for t in graph.initializer}
-        return account.make_report(
-            self.model,
-            opset=self.source.opset,
-            nodes=self.nodes,
-            nodes_after=self.nodes_after,
-            inputs=[i for i in graph.input if i.name not in weights],
-            outputs=graph.output,
-            sites=self.sites,
-            near_misses=self.near_misses,
-            fused_path=self.fused_path,
-            fused_accuracy=self.accuracy.to_dict() if self.accuracy else None,
-            engine_path=self.engine_path,
-            engine=self.engine,
-            target=self.target,
-            profile=self.profile,
-            tolerances=self.tolerances,
-            timings=self.timings,
-            notes=self.notes,
-            folder=self.report_dir,
-        )
-
-
-def count_nodes(model: Model) -> int:
-    """Nodes in all graphs of a model, Constant nodes apart."""
-    return sum(n.op_type != "Constant" for g in models.graphs(model.proto.graph) for n in g.node)
 
 
 @dataclass
@@ -162,13 +89,15 @@ def fuse(
     output: Path_,
     *,
     select: str | Path = "all",
+    qdq: str = "keep",
     verify: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Writes `model` with its sites fused to `output`, an ONNX file that runs in any ONNX Runtime.
 
-    select: "all", "none", "auto" or a selection file. verify: compare with the original first, and raise
-    GateError where an output differs.
+    select: "all", "none", "auto" or a selection file. qdq: "drop" takes QuantizeLinear and DequantizeLinear
+    out first, "auto" those that TensorRT refuses. verify: compare with the original (less what `qdq` took
+    out) first, and raise GateError where an output differs.
     Raises InputError for an unusable model, selection or place; nothing is then written.
     """
     stages = _Stages(progress)
@@ -176,37 +105,47 @@ def fuse(
     with stages("load"):
         source = models.load(model)
     with stages("match and rewrite"):
-        fused, matched = fuse_model(source, select)
+        plain, dropped = _without_qdq(source, qdq, "")
+        fused, matched = fuse_model(plain, select)
     result = _result(model, "onnx", source, matched, stages)
     result.nodes_after = count_nodes(fused)
+    result.notes = dropped
     if verify:
         from trtfuse.verify import Tolerances
 
-        with _workplace(output) as folder:
-            made = folder / output.name
+        with _workplace(output) as folder, stages("verify"):
+            made, reference = folder / output.name, model
             models.save(fused, made)
-            with stages("verify"):
-                inputs = _inputs(model, source, None, None)
-                result.accuracy = _gate(model, made, inputs, Tolerances.default(), result.sites, "fused file")
+            if dropped:
+                reference = folder / "dequantized.onnx"
+                models.save(plain, reference)
+            inputs = _inputs(reference, source, None, derive_profile(source.proto))
+            proof = _Proof(reference, inputs, Tolerances.default(), result.sites)
+            result.accuracy = proof.gate(made, "fused file")
     with stages("write"):
         models.save(fused, output)
     result.fused_path = output
     return result
 
 
-def explain(model: Path_, *, shapes: Sequence[str] = (), progress: Progress | None = None) -> Result:
+def explain(
+    model: Path_, *, shapes: Sequence[str] = (), qdq: str = "keep", progress: Progress | None = None
+) -> Result:
     """Finds the sites and near-misses of a model, with the traffic each site saves. Writes nothing.
 
-    shapes: of dynamic inputs, in either spelling ("x:1x128", "x:[1,128]"), for the traffic.
+    shapes: of dynamic inputs, in either spelling ("x:1x128", "x:[1,128]"), for the traffic. qdq: as `fuse`.
     """
     stages = _Stages(progress)
     model = Path(model)
     with stages("load"):
         source = models.load(model)
     with stages("match"):
-        matched = match(normalise.inline_functions(source, NAMES))
+        plain, dropped = _without_qdq(source, qdq, "")
+        matched = match(normalise.inline_functions(plain, NAMES))
     profile = derive_profile(source.proto, shapes=shapes)
-    return _result(model, "onnx", source, matched, stages, profile)
+    result = _result(model, "onnx", source, matched, stages, profile)
+    result.notes = dropped
+    return result
 
 
 def check(
@@ -256,6 +195,7 @@ def build(
     load_inputs: Path_ | None = None,
     timing_cache: Path_ | None = None,
     report: Path_ | None = None,
+    verbose: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Fuses `model`, proves the result against ONNX Runtime, builds an engine and reports.
@@ -265,23 +205,27 @@ def build(
     target: "auto", "tensorrt", "tensorrt-rtx" or "onnx" (the fused file is the product then).
     shapes, min_shapes, opt_shapes, max_shapes: "x:1x128" or "x:[1,128]"; what is left out is derived.
     qdq: what happens to QuantizeLinear and DequantizeLinear that the target refuses: "auto", "keep", "drop".
+    verbose: the target's own messages go to stderr.
 
     Raises InputError (2), GateError (1), BuildError (3) or EnvironmentMissing (4); nothing new is then left
     under a final name.
     """
     if precision != "keep":
-        raise InputError(f"precision {precision!r} is not offered: use 'keep' and export the model in that type")
+        raise InputError(
+            f"precision {precision!r} is not offered: use 'keep' and export the model in that type"
+        )
     stages = _Stages(progress)
     model = Path(model)
     with stages("load"):
         source = models.load(model)
         target = targets.pick(target)
     places = _Places.of(model, output, target, report)
+    check_folder(places.report)
     notes: list[str] = []
     with stages("match"):
         profile = derive_profile(source.proto, min=min_shapes, opt=opt_shapes, max=max_shapes, shapes=shapes)
         normal = normalise.inline_functions(source, frozenset())
-        plain, quantization = _without_qdq(normal, qdq, target)
+        plain, dropped = _without_qdq(normal, qdq, target)
         matched = match(plain, select)
     result = _result(model, target, source, matched, stages, profile)
     result.notes = notes
@@ -298,21 +242,23 @@ def build(
         with stages("verify"):
             inputs = _inputs(model, source, load_inputs, profile)
             reference = model
-            if quantization:
+            if dropped:
                 reference = folder / "dequantized.onnx"
                 models.save(plain, reference)
-                notes += [*quantization, _effect(model, reference, inputs)]
-            result.accuracy = _gate(reference, made, inputs, tolerances, result.sites, "fused file")
+                notes += [*dropped, _effect(model, reference, inputs)]
+                result.dequantized = True
+            proof = _Proof(reference, inputs, tolerances, result.sites)
+            result.accuracy = proof.gate(made, "fused file")
         if target != "onnx":
             with stages("lower"):
-                lowered = _lowered(plain, matched, select, target, folder, notes)
-            with stages("verify"):
-                _prove(reference, lowered, inputs, tolerances, plain, matched, folder, notes, result.sites)
+                lowered = folder / "lowered.onnx"
+                _lowered(plain, matched, select, target, lowered, proof, notes)
             with stages("build"):
                 options = targets.BuildOptions(
                     profile=profile,
                     compute_capability=tuple(compute_capability),
                     timing_cache=Path(timing_cache) if timing_cache else None,
+                    verbose=verbose,
                     progress=progress,
                 )
                 result.engine = _built(target, lowered, options)
@@ -325,8 +271,6 @@ def build(
                     f.write(result.engine.data)
                 result.engine_path = places.product
             result.report_dir = places.report
-            from trtfuse.report import write_report
-
             write_report(result.to_report(), places.report)
     return result
 
@@ -352,7 +296,9 @@ class _Places:
                 raise InputError(f"{place} is the model itself: name another output with -o")
         if not product.parent.is_dir():
             raise InputError(f"there is no folder {product.parent}: make it, or name another output with -o")
-        return _Places(product, fused, Path(report) if report else product.with_name(f"{product.stem}.report"))
+        return _Places(
+            product, fused, Path(report) if report else product.with_name(f"{product.stem}.report")
+        )
 
 
 @contextmanager
@@ -382,126 +328,97 @@ def _move(made: Path, final: Path) -> None:
 def _result(
     path: Path, target: str, source: Model, matched: Matched, stages: _Stages, profile: Profile | None = None
 ) -> Result:
-    shapes = dict(profile.opt) if profile else {}
-    known = sizes(matched.model.proto, shapes) if matched.sites else {}
-    reports = []
-    for site in matched.sites:
-        cost = traffic(site, known)
-        fused = site.lowering != "keep"
-        reports.append(
-            SiteReport(
-                id=site.id,
-                op=site.fusion.op,
-                variant=site.variant,
-                nodes=[n.name or n.outputs[0].name for n in reversed(site.found.nodes)],
-                lowering=site.lowering,
-                reason=site.reason,
-                bytes_before=cost.bytes_before,
-                bytes_after=cost.bytes_after if fused else cost.bytes_before,
-                launches_before=cost.launches_before,
-                launches_after=cost.launches_after if fused else cost.launches_before,
-                output=next(iter(site.results.values())).name,
-            )
-        )
-    return Result(path, target, source, reports, matched.near_misses, stages.timings, profile=profile)
+    sites = site_reports(matched.sites, matched.model, profile)
+    return Result(path, target, source, sites, matched.near_misses, stages.timings, profile=profile)
 
 
 def _without_qdq(model: Model, mode: str, target: str) -> tuple[Model, list[str]]:
     """The model as the target takes its quantization, and in words what was changed."""
-    if target == "onnx" and mode == "auto":
+    if mode == "keep" or (target == "onnx" and mode == "auto"):
         return model, []
-    proto, report = qdq.apply(models.whole(model) if _is_quantized(model) else model.proto, mode)
+    proto, report = quantization.apply(model.proto, mode, load=model.tensor)
     if not report.changed:
         return model, []
-    return models.hold(proto, model.path), list(report.notes)
-
-
-def _is_quantized(model: Model) -> bool:
-    return any("QuantizeLinear" in n.op_type for g in models.graphs(model.proto.graph) for n in g.node)
+    return Model(proto, model.path, model.weights, model.external), list(report.notes)
 
 
 def _inputs(path: Path, source: Model, given: Path_ | None, profile: Profile | None) -> Inputs:
+    """The feeds to compare on: the user's, or generated ones that ONNX Runtime runs the model on."""
     from trtfuse import inputs
 
     if given is not None:
         loaded = inputs.load_inputs(Path(given))
         inputs.validate(loaded, source.proto)
         return loaded
-    proto = models.whole(source) if not source.external else source.proto
-    return inputs.make_inputs(proto, dict(profile.opt) if profile else None, profile=profile)
+    return inputs.runnable_inputs(path, source.proto, profile=profile)
 
 
-def _gate(
-    reference: Path, made: Path, inputs: Inputs, tolerances: Tolerances, sites: list[SiteReport], what: str
-) -> Accuracy:
-    """The comparison of a file with the original. Raises GateError with the site to suspect."""
-    from trtfuse.verify import compare, suspect
+@dataclass(frozen=True)
+class _Proof:
+    """What a file that we made must equal: the reference on these inputs, within the tolerances."""
 
-    accuracy = compare(reference, made, inputs, tolerances)
-    if accuracy.passed:
-        return accuracy
-    guilty = suspect(reference, made, inputs, [s for s in sites if s.lowering != "keep"])
-    hint = f"; suspect {guilty}" if guilty else ""
-    raise GateError(
-        f"the {what} differs from the original: {accuracy.reason}{hint}; "
-        "keep that site by --select FILE, or allow more by --atol and --rtol"
-    )
+    reference: Path
+    inputs: Inputs
+    tolerances: Tolerances
+    sites: list[SiteReport]
+
+    def accuracy(self, made: Path) -> Accuracy:
+        from trtfuse.verify import compare
+
+        return compare(self.reference, made, self.inputs, self.tolerances)
+
+    def gate(self, made: Path, what: str) -> Accuracy:
+        """The comparison. Raises GateError with the site to suspect."""
+        from trtfuse.verify import suspect
+
+        accuracy = self.accuracy(made)
+        if accuracy.passed:
+            return accuracy
+        fused = [s for s in self.sites if s.lowering != "keep"]
+        guilty = suspect(self.reference, made, self.inputs, fused)
+        hint = f"; suspect {guilty}" if guilty else ""
+        raise GateError(
+            f"the {what} differs from the original: {accuracy.reason}{hint}; "
+            "keep that site by --select FILE, or allow more by --atol and --rtol"
+        )
 
 
 def _effect(original: Path, changed: Path, inputs: Inputs) -> str:
     """In words, how far a change of the model moves its outputs."""
     from trtfuse.verify import Tolerances, compare
 
-    accuracy = compare(original, changed, inputs, Tolerances.parse(["inf"], ["inf"], []))
-    errors = ", ".join(
-        f"{n} by at most {o.max_abs:.3g} (of values up to {o.max_expected:.3g})"
-        for n, o in accuracy.outputs.items()
-    )
-    return f"dropping quantization moves {errors}"
+    accuracy = compare(original, changed, inputs, Tolerances.parse(["inf"], ["inf"]), optimized=False)
+    moved = ", ".join(f"{name} by at most {o.max_abs:.3g}" for name, o in accuracy.outputs.items())
+    return f"without these, ONNX Runtime's outputs move: {moved} (compared on {accuracy.inputs} inputs)"
 
 
 def _lowered(
-    plain: Model, matched: Matched, select: str | Path, target: str, folder: Path, notes: list[str]
-) -> Path:
-    """The file that the target parses: sites native, raised to the opset that spells them shortest."""
-    path = folder / "lowered.onnx"
+    plain: Model,
+    matched: Matched,
+    select: str | Path,
+    target: str,
+    path: Path,
+    proof: _Proof,
+    notes: list[str],
+) -> None:
+    """Writes the file that the target parses, and proves it.
+
+    Sites are native. The model is raised to the opset that spells them shortest, if what onnx's converter
+    makes of it has the same sites and the same outputs.
+    """
     opset = lower.wished_opset(matched.chosen, targets.newest_opset(target))
     newer = lower.raised(plain, opset) if opset > plain.opset else None
     if newer is not None:
         again = match(newer, select)
         if [s.id for s in again.chosen] == [s.id for s in matched.chosen]:
-            try:
+            with contextlib.suppress(onnx.checker.ValidationError):
                 models.save(lower.native(newer, again.view, again.chosen), path)
-                notes.append(f"for the target the model is raised from opset {plain.opset} to {opset}")
-                return path
-            except Exception:  # onnx's converter made a model that its checker refuses
-                pass
+                if proof.accuracy(path).passed:
+                    notes.append(f"for the target the model is raised from opset {plain.opset} to {opset}")
+                    return
+        notes.append(f"the model stays at opset {plain.opset}: onnx's converter to {opset} changes it")
     models.save(lower.native(plain, matched.view, matched.chosen), path)
-    return path
-
-
-def _prove(
-    reference: Path,
-    lowered: Path,
-    inputs: Inputs,
-    tolerances: Tolerances,
-    plain: Model,
-    matched: Matched,
-    folder: Path,
-    notes: list[str],
-    sites: list[SiteReport],
-) -> None:
-    """Compares the file that the target parses with the original; falls back to the model's own opset."""
-    from trtfuse.verify import compare
-
-    raised = any("raised from opset" in n for n in notes)
-    if raised and not compare(reference, lowered, inputs, tolerances).passed:
-        notes[:] = [n for n in notes if "raised from opset" not in n]
-        notes.append("the model stays at its opset: onnx's converter changed its outputs")
-        models.save(lower.native(plain, matched.view, matched.chosen), lowered)
-        raised = False
-    if not raised:
-        _gate(reference, lowered, inputs, tolerances, sites, "file for the target")
+    proof.gate(path, "file for the target")
 
 
 def _built(target: str, lowered: Path, options: targets.BuildOptions) -> Engine:
@@ -520,5 +437,3 @@ def _words(atol: Sequence[str], rtol: Sequence[str], stat: Sequence[str]) -> tup
         if values:
             words += [option, *values]
     return tuple(words)
-
-

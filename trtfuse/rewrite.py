@@ -55,7 +55,7 @@ def _fused_node(site: Site) -> list[NodeProto]:
         [t.name for t in site.results.values()],
         name=site.id,
         domain=DOMAIN,
-        **site.attributes,
+        **dict[str, Any](site.attributes),
     )
     return [node]
 

@@ -24,9 +24,10 @@ LARGEST_CONSTANT = 1 << 22  # elements: larger ones are never read by value
 # Operators whose value may be computed from constant inputs while matching: cheap, deterministic, without
 # inner graphs. Exporters compute axes, scales and masks with them.
 FOLDED = frozenset(
-    "Abs Add And Cast CastLike Ceil Concat Constant ConstantOfShape Div Equal Exp Expand Flatten Floor Gather "
-    "GreaterOrEqual Greater Identity Less LessOrEqual Log Max Min Mul Neg Not Or Pow Range Reciprocal ReduceProd "
-    "ReduceSum Reshape Shape Size Slice Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze Where".split()
+    "Abs Add And Cast CastLike Ceil Concat Constant ConstantOfShape Div Equal Exp Expand Flatten Floor "
+    "Gather GreaterOrEqual Greater Identity Less LessOrEqual Log Max Min Mul Neg Not Or Pow Range Reciprocal "
+    "ReduceProd ReduceSum Reshape Shape Size Slice Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze "
+    "Where".split()
 )
 
 INTEGERS = frozenset(
@@ -35,7 +36,8 @@ INTEGERS = frozenset(
 # Operators that make finite results of finite inputs: they move values, choose among them, or combine mask
 # values, which are far from the range of fp32 (`_is_huge` sees to factors that are not).
 KEEPS_FINITE = frozenset(
-    "Add Cast Concat Expand Gather Identity Mul Neg Reshape Slice Squeeze Sub Tile Transpose Unsqueeze Where".split()
+    "Add Cast Concat Expand Gather Identity Mul Neg Reshape Slice Squeeze Sub Tile Transpose Unsqueeze "
+    "Where".split()
 )
 
 
@@ -261,7 +263,11 @@ class View:
         if node.op == "Gather":
             index = arguments[0]
             assert index is not None
-            if node.attrs.get("axis", 0) != 0 or (abs(index) > len(shape)).any() or (index >= len(shape)).any():
+            if (
+                node.attrs.get("axis", 0) != 0
+                or (abs(index) > len(shape)).any()
+                or (index >= len(shape)).any()
+            ):
                 return None
             picked = positions[index.astype(np.int64)]
         else:
@@ -276,7 +282,7 @@ class View:
 
 
 def kind(node: gs.Node) -> str:
-    """The operator as patterns name it: standard ops by op_type (Sum of two is Add), others domain.op_type."""
+    """The operator as patterns name it: standard ops by op_type (Sum of two: Add), others domain.op_type."""
     if node.domain in (None, "", "ai.onnx"):
         return "Add" if node.op == "Sum" and len(node.inputs) == 2 else node.op
     return f"{node.domain}.{node.op}"
@@ -300,7 +306,8 @@ def run_node(node: gs.Node, values: Sequence[np.ndarray | None], opset: int) -> 
 
     names = [f"i{k}" if v is not None else "" for k, v in enumerate(values)]
     attributes = {
-        k: numpy_helper.from_array(v.values) if isinstance(v, gs.Constant) else v for k, v in node.attrs.items()
+        k: numpy_helper.from_array(v.values) if isinstance(v, gs.Constant) else v
+        for k, v in node.attrs.items()
     }
     try:
         proto = onnx.helper.make_node(node.op, names, ["out"], **attributes)
@@ -313,7 +320,7 @@ def run_node(node: gs.Node, values: Sequence[np.ndarray | None], opset: int) -> 
         graph = onnx.helper.make_graph([proto], "constant", inputs, [output])
         model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
         feeds = {n: v for n, v in zip(names, values, strict=True) if v is not None}
-        result = ReferenceEvaluator(model).run(None, feeds)[0]
+        (result,) = ReferenceEvaluator(model).run(None, feeds)
     except Exception:  # whatever the reference raises, the value is unknown and nothing is fused on it
         return None
     array = np.asarray(result)

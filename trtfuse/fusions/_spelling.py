@@ -75,9 +75,7 @@ def product(*factors: Pattern) -> Alt:
     if len(factors) == 2:
         return Alt(Op("Mul", *factors))
     a, b, c = factors
-    return Alt(
-        Op("Mul", Op("Mul", a, b), c), Op("Mul", Op("Mul", a, c), b), Op("Mul", a, Op("Mul", b, c))
-    )
+    return Alt(Op("Mul", Op("Mul", a, b), c), Op("Mul", Op("Mul", a, c), b), Op("Mul", a, Op("Mul", b, c)))
 
 
 def half_of(p: Pattern) -> Alt:

@@ -1,7 +1,7 @@
 """TrtfuseAttention: scaled dot-product attention, the scores never in memory.
 
-Layouts are letters, as the graph has them: b batch, h heads, s sequence, d head size, or n (batch times heads),
-s, d. A Transpose around the attention is part of it and shows in the layout.
+Layouts are letters, as the graph has them: b batch, h heads, s sequence, d head size, or n (batch times
+heads), s, d. A Transpose around the attention is part of it and shows in the layout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def permutes(*perm: int) -> Where:
 
     def where(node: gs.Node, view: View) -> str | None:
         have = node.attrs.get("perm")
-        return None if have is not None and tuple(have) == perm else f"'{node.outputs[0].name}' is permuted by {have}"
+        return (
+            None
+            if have is not None and tuple(have) == perm
+            else f"'{node.outputs[0].name}' is permuted by {have}"
+        )
 
     return where
 
@@ -128,7 +132,9 @@ def _where(m: Match, view: View) -> str | None:
                 continue
             a, b = q[axis], other[axis]
             if isinstance(a, int) and isinstance(b, int) and a != b:
-                return f"'{m.tensors['q'].name}' and '{m.tensors[name].name}' differ in axis {axis} ({a}, {b})"
+                return (
+                    f"'{m.tensors['q'].name}' and '{m.tensors[name].name}' differ in axis {axis} ({a}, {b})"
+                )
     if isinstance(k["s"], int) and isinstance(v["s"], int) and k["s"] != v["s"]:
         return f"k and v differ in length ({k['s']}, {v['s']})"
     return _mask_fits(m, q, k, view)
@@ -186,7 +192,9 @@ def _open_rows(mask: np.ndarray | None) -> bool:
 
 def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str, ...]) -> tuple[str, ...]:
     def arranged(name: str, plain: list[int]) -> str:
-        perm = {"bshd": [0, 2, 1, 3], "bhds": [0, 1, 3, 2], "nds": [0, 2, 1]}.get(str(attributes[f"{name}_layout"]))
+        perm = {"bshd": [0, 2, 1, 3], "bhds": [0, 1, 3, 2], "nds": [0, 2, 1]}.get(
+            str(attributes[f"{name}_layout"])
+        )
         axes = perm if perm is not None else list(range(len(plain)))
         axes = [axes[i] for i in plain]
         return names[name] if axes == sorted(axes) else b.op("Transpose", names[name], perm=axes)

@@ -6,6 +6,7 @@ An activation spelled in five operators is five passes over memory; fused with t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -119,10 +120,8 @@ def approximate_is(wanted: str) -> Where:
 
 
 # Those that are worth a fused op by themselves: several passes in the spellings that exporters use.
-COMPOSED = {
-    "gelu": lambda z: Alt(
-        _gelu(z), Op("Gelu", z, where=approximate_is("none")), Op("com.microsoft.Gelu", z)
-    ),
+COMPOSED: dict[str, Callable[[Pattern], Pattern]] = {
+    "gelu": lambda z: Alt(_gelu(z), Op("Gelu", z, where=approximate_is("none")), Op("com.microsoft.Gelu", z)),
     "gelu_tanh": lambda z: Alt(
         _gelu_tanh(z), Op("Gelu", z, where=approximate_is("tanh")), Op("com.microsoft.FastGelu", z)
     ),
@@ -132,7 +131,7 @@ COMPOSED = {
     "mish": _mish,
 }
 # Those of one operator: fused only with a bias.
-SINGLE = {
+SINGLE: dict[str, Callable[[Pattern], Pattern]] = {
     "relu": lambda z: Alt(Op("Relu", z), Op("Max", z, Const(0.0))),
     "sigmoid": lambda z: Op("Sigmoid", z),
     "tanh": lambda z: Op("Tanh", z),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site
-from trtfuse.fusions._spelling import same_shape, show
-from trtfuse.fusions.bias_act import COMPOSED, activate, activation_attributes, activation_words, soft
+from trtfuse.fusions._spelling import same_shape, show, soft
+from trtfuse.fusions.bias_act import COMPOSED, activate, activation_attributes, activation_words
 from trtfuse.pattern import Alt, Match, Op, Tag, Var
 from trtfuse.view import View
 
@@ -28,8 +28,10 @@ def _where(m: Match, view: View) -> str | None:
 
 def _constant_factor(m: Match, view: View) -> bool:
     shape = view.shape(m.tensors["up"])
-    return shape is not None and all(d == 1 for d in shape) and show(shape) != show(
-        view.shape(m.tensors["gate"])
+    return (
+        shape is not None
+        and all(d == 1 for d in shape)
+        and show(shape) != show(view.shape(m.tensors["gate"]))
     )
 
 

@@ -119,7 +119,11 @@ def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str,
 
 def _variant(site: Site) -> tuple[str, ...]:
     silu = ("silu",) if site.attributes["activation"] == "silu" else ()
-    return (f"groups{site.attributes['num_groups']}", *silu, *word("eps", float(site.attributes["epsilon"]), EPSILON))
+    return (
+        f"groups{site.attributes['num_groups']}",
+        *silu,
+        *word("eps", float(site.attributes["epsilon"]), EPSILON),
+    )
 
 
 # y = (x - mean_g(x)) / sqrt(var_g(x) + epsilon) * scale + bias, mean and variance over each group; then SiLU

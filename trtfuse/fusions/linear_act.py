@@ -72,7 +72,9 @@ def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str,
 
 
 def _variant(site: Site) -> tuple[str, ...]:
-    words = (("transB",) if site.attributes["transB"] else ()) + (("residual",) if "residual" in site.tensors else ())
+    words = (("transB",) if site.attributes["transB"] else ()) + (
+        ("residual",) if "residual" in site.tensors else ()
+    )
     return (*activation_words(site), *words)
 
 
