@@ -129,19 +129,17 @@ def find(fusions: tuple[Fusion, ...], view: View) -> tuple[list[Site], list[Near
     sites: list[Site] = []
     misses: list[tuple[NearMiss, Trace]] = []
     for node in view.nodes:
-        done: set[str] = set()
+        found: set[str] = set()
         traces: dict[str, Trace] = {}
-        for fusion, pattern in by_kind.get(kind(node), ()):
-            if fusion.op in done or not node.outputs:
-                continue
+        for fusion, pattern in by_kind.get(kind(node), ()) if node.outputs else ():
             trace = traces.setdefault(fusion.op, Trace())
             site = fit(fusion, pattern, node.outputs[0], view, trace)
-            if site is not None:
+            if site is not None:  # a smaller pattern may fit too: it is what is left if this one overlaps
                 sites.append(site)
-                done.add(fusion.op)
+                found.add(fusion.op)
         for op, trace in traces.items():
             minimum = next(f.minimum for f in fusions if f.op == op)
-            if op not in done and trace.depth >= minimum:
+            if op not in found and trace.depth >= minimum:
                 misses.append((NearMiss(op, node.name or node.outputs[0].name, trace.reason), trace))
     return sites, _worth_telling(misses, sites)
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnx
@@ -256,15 +256,15 @@ class _Judge:
         self.actual_types = types
         protos = [onnx.load(str(p), load_external_data=False) for p in (job.reference, job.candidate)]
         self.computed = max(map(computed_in, protos), key=list(DEFAULTS).index)
-        self.variation = {name: _variation(expected, name) for outputs in expected for name in outputs}
+        self.spreads = {name: _spread(expected, name) for outputs in expected for name in outputs}
 
     def notes(self) -> list[str]:
         """What the reference itself makes hard to tell."""
         return [
-            f"the output {name!r} is {value + 0.0:.6g} everywhere on every input, which shows little: "
+            f"the output {name!r} is {s.low + 0.0:.6g} everywhere on every input, which shows little: "
             "use real inputs"
-            for name, (value, spread, size) in self.variation.items()
-            if spread == 0 and size > 1
+            for name, s in self.spreads.items()
+            if s and s.low == s.high and s.size > 1
         ]
 
     def all(self, expected: list[Outputs], actual: list[Outputs], optimized: bool) -> list[OutputResult]:
@@ -285,7 +285,7 @@ class _Judge:
         replace_atol: float | None = None,
     ) -> OutputResult:
         """The result for one output of one input."""
-        value = expected[number][name]
+        value, spread = expected[number][name], self.spreads[name]
         tolerances = self.job.tolerances
         if replace_atol is not None:
             tolerances = replace(tolerances, atol={**tolerances.atol, name: replace_atol})
@@ -295,7 +295,8 @@ class _Judge:
             actual[number][name],
             tolerances,
             kind=self._kind(name, value),
-            variation=self.variation[name][1],
+            variation=spread.high - spread.low if spread else 0.0,
+            largest=max(abs(spread.low), abs(spread.high)) if spread else 0.0,
             verbose=self.job.verbose,
         )
         dtype = _dtype_name(self.types.get(name, ""), value)
@@ -308,18 +309,22 @@ class _Judge:
         return max(known, key=list(DEFAULTS).index) if len(known) == 2 else None
 
 
-def _variation(expected: Sequence[Outputs], name: str) -> tuple[float, float, int]:
-    """(a value, how far the finite values range over elements and inputs, number of elements)."""
-    arrays = [o[name] for o in expected if name in o and o[name].size and o[name].dtype.kind in "f"]
-    lows, highs = [], []
-    for array in arrays:
-        finite = array[np.isfinite(array)]
-        if finite.size:
-            lows.append(float(finite.min()))
-            highs.append(float(finite.max()))
-    if not lows:
-        return 0.0, -1.0, 0
-    return lows[0], max(highs) - min(lows), sum(a.size for a in arrays)
+class _Spread(NamedTuple):
+    """The finite values of a reference's output over elements and inputs. size: elements, NaN and all."""
+
+    low: float
+    high: float
+    size: int
+
+
+def _spread(expected: Sequence[Outputs], name: str) -> _Spread | None:
+    """None for what is not of floats, or has no finite value."""
+    arrays = [o[name] for o in expected if name in o and o[name].dtype.kind == "f"]
+    finite = [values for values in (a[np.isfinite(a)] for a in arrays) if values.size]
+    if not finite:
+        return None
+    low, high = min(float(v.min()) for v in finite), max(float(v.max()) for v in finite)
+    return _Spread(low, high, sum(a.size for a in arrays))
 
 
 def _dtype_name(ort_type: str, value: np.ndarray) -> str:

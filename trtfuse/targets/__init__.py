@@ -57,7 +57,8 @@ class BuildOptions:
 
     profile: shapes of the dynamic inputs. compute_capability: GPU architectures ("8.9", "89", "sm_89", or
     "portable", "all", "current"); empty for the portable set where the target has one, else this GPU's.
-    timing_cache: a file that is read if it is there and written after the build. verbose: the target's own
+    timing_cache: a file that is read if it is there and written after the build, by the target that times
+    kernels (tensorrt). verbose: the target's own
     messages go to stderr. progress: called with (phase, step, steps) in the calling thread.
     """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,24 +25,25 @@ def build(trt: Any, target: ModuleType, order: dict[str, Any], folder: Path, sen
     Raises BuildError with one line, InputError for a compute capability.
     """
     start = time.perf_counter()
-    logger, errors = _logger(trt, order["verbose"], send)
+    logger, heard = _logger(trt, order["verbose"], send)
     builder = trt.Builder(logger)
     if not builder:
-        raise BuildError(messages.build_error(target.NAME, errors))
+        raise BuildError(messages.build_error(target.NAME, heard.errors))
     config = builder.create_builder_config()
     capabilities, notes = target.set_capabilities(trt, config, order["compute_capability"])
     network = builder.create_network(target.network_flags(trt))
     send("progress", phase="Parsing", step=0, steps=1)
-    _parse(trt, target.NAME, network, logger, order["model"], errors)
+    _parse(trt, target.NAME, network, logger, order["model"], heard.errors)
     send("progress", phase="Parsing", step=1, steps=1)
+    _let_attention_decompose(trt, network)
     _set_profile(builder, config, network, order["profile"], target.NAME)
     monitor = _monitor(trt, send)
     if monitor is not None:
         config.progress_monitor = monitor
-    cache = _timing_cache(config, order["timing_cache"], notes)
+    cache = _timing_cache(target, config, order["timing_cache"], heard, notes)
     data = builder.build_serialized_network(network, config)
     if data is None:
-        raise BuildError(messages.build_error(target.NAME, errors))
+        raise BuildError(messages.build_error(target.NAME, heard.errors))
     with open(folder / "engine", "wb") as f:
         f.write(memoryview(data))
     if cache is not None:
@@ -55,15 +57,23 @@ def build(trt: Any, target: ModuleType, order: dict[str, Any], folder: Path, sen
     }
 
 
-def _logger(trt: Any, verbose: bool, send: Send) -> tuple[Any, list[str]]:
-    """A logger that sends its lines to the parent, and the errors it has seen."""
+@dataclass
+class _Heard:
+    """Texts that the logger was given."""
+
+    warnings: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
+def _logger(trt: Any, verbose: bool, send: Send) -> tuple[Any, _Heard]:
+    """A logger that sends its lines to the parent, and what it has heard."""
     levels = {
         trt.ILogger.INTERNAL_ERROR: "error",
         trt.ILogger.ERROR: "error",
         trt.ILogger.WARNING: "warning",
         trt.ILogger.INFO: "info",
     }
-    errors: list[str] = []
+    heard = _Heard()
 
     class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -71,12 +81,12 @@ def _logger(trt: Any, verbose: bool, send: Send) -> tuple[Any, list[str]]:
 
         def log(self, severity: Any, text: str) -> None:
             level = levels.get(severity, "verbose")
-            if level == "error":
-                errors.append(text)
+            if level in ("error", "warning"):
+                (heard.errors if level == "error" else heard.warnings).append(text)
             if verbose or level in ("error", "warning"):
                 send("log", severity=level, text=text)
 
-    return Logger(), errors
+    return Logger(), heard
 
 
 def _parse(trt: Any, name: str, network: Any, logger: Any, path: str, errors: list[str]) -> None:
@@ -89,6 +99,21 @@ def _parse(trt: Any, name: str, network: Any, logger: Any, path: str, errors: li
     text = str(error.desc())
     node, op = str(error.node_name() or ""), str(error.node_operator() or "")
     raise BuildError(messages.parse_error(name, node, op, int(error.node()), text))
+
+
+def _let_attention_decompose(trt: Any, network: Any) -> None:
+    """Attention for which there is no kernel of its own (float32, odd head sizes) is built of its parts.
+
+    Without this the build fails there; where there is a kernel nothing changes.
+    """
+    kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)
+    if kind is None or not hasattr(getattr(trt, "IAttentionInputLayer", None), "attention"):
+        return
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        if layer.type == kind:
+            layer.__class__ = trt.IAttentionInputLayer  # how TensorRT's Python API casts down
+            layer.attention.decomposable = True
 
 
 def _set_profile(builder: Any, config: Any, network: Any, shapes: dict[str, Any], name: str) -> None:
@@ -137,16 +162,24 @@ def _monitor(trt: Any, send: Send) -> Any:
     return Monitor()
 
 
-def _timing_cache(config: Any, path: str | None, notes: list[str]) -> Any:
+def _timing_cache(target: ModuleType, config: Any, path: str | None, heard: _Heard, notes: list[str]) -> Any:
     """The cache at `path`, a new one where there is none or it is of another release; None without a path."""
     if path is None:
         return None
+    if not target.TIMES_KERNELS:
+        notes.append(
+            f"{messages.NAMES[target.NAME]} times no kernels while building: no timing cache is written"
+        )
+        return None
+    before = len(heard.warnings), len(heard.errors)
     data = Path(path).read_bytes() if Path(path).exists() else b""
     cache = config.create_timing_cache(data)
-    if data and (not cache or not config.set_timing_cache(cache, False)):
-        notes.append(f"the timing cache {path} is of another release or GPU: it is begun anew")
+    unread = any("timing cache" in text for text in heard.warnings[before[0] :])
+    if data and (unread or not cache or not config.set_timing_cache(cache, False)):
+        notes.append(f"the timing cache {path} is of another release or GPU, or damaged: it is begun anew")
         data, cache = b"", config.create_timing_cache(b"")
     if not data and not config.set_timing_cache(cache, False):
-        notes.append("timing caches are not taken here: none is written")
-        return None
+        notes.append("no timing cache can be used here: none is written")
+        cache = None
+    del heard.errors[before[1] :]  # a cache that cannot be read is no reason for a build to fail
     return cache

@@ -12,7 +12,10 @@ _WEIGHT = re.compile(r"Failed to import initializer.*Failed to import initialize
 _LIMIT = 400
 # "ITensor::getDimensions: Error Code 4: API Usage Error (name: reason. In checkType at /_src/.../x.cpp:456)"
 _CODE = re.compile(r"Error Code \d+: [^(]*\((?P<text>.*)\)\s*$", re.DOTALL)
-_PLACE = re.compile(r"\s*\bIn \w+ at \S+?:\d+\s*\)?|\[?\w+\.cpp(::\w+)?:+\d+\]?:?\s*")
+_PLACE = re.compile(
+    r"\s*\bIn \w+ at \S+?:\d+\s*\)?|\[?\w+\.(cpp|h)(::\w+)?:+\d+(: \w+\])?\]?:?\s*|MyelinCheckException: "
+)
+_CHECK = re.compile(r"CHECK\(.*?\) failed\. (?=\w)")  # the code's words, where words for people follow
 _NOISE = re.compile(
     r"cudaError 35|catchCudaError|CUDA driver version is insufficient|^(Invalid|Unsupported) Node - \S*$"
 )
@@ -25,7 +28,7 @@ def clean(text: str) -> str:
     line = telling[0] if telling else ""
     if found := _CODE.search(line):
         line = found["text"]
-    line = re.sub(r"\s+", " ", _PLACE.sub(" ", line)).strip().rstrip(".) ")
+    line = re.sub(r"\s+", " ", _CHECK.sub("", _PLACE.sub(" ", line))).strip().rstrip(".) ")
     opened = line.count("(") - line.count(")")
     line += ")" * max(opened, 0)
     return line if len(line) <= _LIMIT else line[: _LIMIT - 3] + "..."
@@ -69,9 +72,11 @@ def build_error(target: str, errors: list[str]) -> str:
 def _build_hint(text: str) -> str:
     if "Turing" in text or "SM75" in text:
         return "leave compute capability 7.5 out, or export the model in fp16 for it"
+    if "ttention" in text and "dedicated kernel" in text:
+        return "spell the attention as MatMul, Softmax and MatMul (--select none), or export it in fp16"
     if re.search(r"CUDA driver|no CUDA-capable|cudaError(?!\w)", text):
         return "build on a machine with an NVIDIA GPU and a current driver, or leave --compute-capability out"
-    if re.search(r"[Pp]rofile|dimension|shape|k(MIN|OPT|MAX)", text):
+    if re.search(r"[Pp]rofile|[Dd]imension|k(MIN|OPT|MAX)\b|minShape|maxShape", text):
         return "give shapes that fit with --min-shapes, --opt-shapes and --max-shapes"
     if re.search(r"memory", text):
         return "use smaller --max-shapes, or a machine with more memory"

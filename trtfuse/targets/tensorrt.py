@@ -8,6 +8,7 @@ from trtfuse.errors import EnvironmentMissing, InputError
 from trtfuse.targets import capability, gpu
 
 NAME = "tensorrt"
+TIMES_KERNELS = True
 INSTALL = "pip install --force-reinstall 'tensorrt>=10.6'"
 OLDEST = (10, 6)
 AMPERE = 8  # the first major compute capability that the hardware compatible level covers

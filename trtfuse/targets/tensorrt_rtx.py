@@ -8,6 +8,7 @@ from trtfuse.errors import InputError
 from trtfuse.targets import capability, gpu
 
 NAME = "tensorrt-rtx"
+TIMES_KERNELS = False  # its timing caches do nothing, and are deprecated
 INSTALL = "pip install --force-reinstall 'tensorrt-rtx>=1.7'"
 # What an engine runs on when no compute capability is set; so it is portable, to later GPUs too.
 PORTABLE = ("8.0", "8.6", "8.9", "12.0")
