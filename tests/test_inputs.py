@@ -192,7 +192,7 @@ def test_masks_of_a_feed_agree():
 def test_an_additive_mask_is_zero_or_very_negative():
     nodes = [("Add", ["x", "attn_mask"], ["s"]), ("Softmax", ["s"], ["y"])]
     proto = model(nodes, {"x": (F, [2, 4, 8, 8]), "attn_mask": (F, [2, 1, 8, 8])}, {"y": F})
-    mask = make_inputs(proto)[0]["attn_mask"]
+    mask = make_inputs(proto)[1]["attn_mask"]
     assert set(np.unique(mask)) == {-10000.0, 0.0}
     assert (mask[..., 0] == 0).all()
 

@@ -215,11 +215,11 @@ def _total_cells(t: OpTotal) -> list[str]:
 def _sites(sites: Sequence[Site]) -> None:
     """Every site, in full where it is piped."""
     table = _table(
-        "site", "op", "variant", "lowering", ">bytes before", ">bytes after", ">launches", "nodes", "why"
+        "site", "op", "variant", "lowering", ">bytes before", ">bytes after", ">launches", "why", "nodes"
     )
     for s in sites:
         launches = f"{s.launches_before} -> {s.launches_after}"
-        cells = (size(s.bytes_before), size(s.bytes_after), launches, ", ".join(s.nodes), s.reason)
+        cells = (size(s.bytes_before), size(s.bytes_after), launches, s.reason, ", ".join(s.nodes))
         table.add_row(s.id, s.op, s.variant or "-", s.lowering, *cells)
     _print(table)
 

@@ -26,7 +26,7 @@ _LARGEST = 2**31 - 1  # TensorRT's limit on one dimension
 _SQUARES = (224, 640, 256, 512, 384, 32)
 _LINES = ((48, 320), (32, 320), (64, 320), (32, 100), (96, 640))  # height and width of a line of text
 _DENSE = frozenset({"Resize", "Upsample", "ConvTranspose", "NonMaxSuppression"})
-_TRIED_NODES = 6000  # above this trying sizes would take seconds
+_TRIED_NODES = 3000  # above this trying sizes would take a second and more
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import TensorProto
 
 from trtfuse.pattern import Alt, Const, Match, Op, Pattern
 from trtfuse.view import FLOATS, Dim, View
 
+# What a fused op may compute in on its way: TorchScript takes the square of an fp16 LayerNorm in fp64.
+INSIDE = (*FLOATS, TensorProto.DOUBLE)
+
 
 def soft(p: Pattern) -> Alt:
-    """p, or p through a Cast between floating types (fp16 graphs that compute in fp32)."""
+    """p, or p through a Cast between floating types (fp16 graphs that compute in fp32 or fp64)."""
     return Alt(Op("Cast", p, where=between_floats), p)
 
 
 def between_floats(node: gs.Node, view: View) -> str | None:
     source = view.dtype(node.inputs[0])
-    if node.attrs.get("to") not in FLOATS or (source is not None and source not in FLOATS):
-        return f"'{node.outputs[0].name}' is cast to or from a type that is no fp32, fp16 or bf16"
+    if node.attrs.get("to") not in INSIDE or (source is not None and source not in INSIDE):
+        return f"'{node.outputs[0].name}' is cast to or from a type that is no fp64, fp32, fp16 or bf16"
     return None
 
 
@@ -156,3 +160,13 @@ def fixed(tensor: gs.Tensor, view: View) -> str | None:
 def varies(tensor: gs.Tensor, view: View) -> str | None:
     """Condition of a tensor that a fused op works on: not a constant."""
     return f"'{tensor.name}' is constant" if view.is_fixed(tensor) else None
+
+
+def floating(tensor: gs.Tensor, view: View) -> str | None:
+    """Condition of an additive mask: not boolean, which would choose and not add."""
+    return None if view.dtype(tensor) in FLOATS else f"'{tensor.name}' is not of a floating type"
+
+
+def boolean(tensor: gs.Tensor, view: View) -> str | None:
+    """Condition of a mask that chooses."""
+    return None if view.dtype(tensor) == TensorProto.BOOL else f"'{tensor.name}' is not boolean"

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site, word
-from trtfuse.fusions._spelling import show, soft
+from trtfuse.fusions._spelling import boolean, floating, show, soft
 from trtfuse.fusions.softmax import (
     apply_mask,
     fill_attributes,
@@ -68,6 +68,8 @@ def _scaled_key() -> Alt:
 
 SCORES = Op("MatMul", scaled(_from_layout("q"), "q_"), _scaled_key(), name="scores")
 _SCALED = scaled(SCORES)
+# T5's and Swin's bias of relative positions, ALiBi's of distances: added before the mask
+_BIASED = Op("Add", _SCALED, soft(Var("bias", floating)))
 
 
 def _guarded(p: Pattern) -> Alt:
@@ -144,7 +146,7 @@ def _mask_fits(m: Match, q: dict[str, Dim], k: dict[str, Dim], view: View) -> st
     full = (*(q[a] for a in q if a in "bhn"), q["s"], k["s"])
     if "h" in q:
         full = (q["b"], q["h"], q["s"], k["s"])
-    for name in ("mask", "condition"):
+    for name in ("mask", "condition", "bias"):
         tensor = m.tensors.get(name)
         if tensor is None:
             continue
@@ -168,7 +170,9 @@ def _attributes(m: Match, view: View) -> dict[str, Attribute]:
         width = view.last_dim(m.tensors["q"])
         scale = node.attrs["scale"] if "scale" in node.attrs else float(width) ** -0.5  # type: ignore[arg-type]
         keep: dict[str, Attribute] = {"fill": float("-inf"), "keep": 1} if "condition" in m.tensors else {}
-        return {"scale": float(scale), **keep, **layouts, "guard": 0}
+        # the operator gives 0 for a row that is masked whole, where softmax alone would give NaN
+        guard = int("condition" in m.tensors or "mask" in m.tensors)
+        return {"scale": float(scale), **keep, **layouts, "guard": guard}
     scale = scale_of(m) * scale_of(m, "q_") * scale_of(m, "k_")
     return {"scale": scale, **fill_attributes(m), **layouts, "guard": int("guard" in m.tags)}
 
@@ -179,6 +183,8 @@ def _without_guard(m: Match, view: View, attributes: dict[str, Attribute]) -> di
         open_row = view.is_finite(m.tensors["mask"]) or _open_rows(view.value(m.tensors["mask"]))
     else:
         open_row = "condition" not in m.tensors or bool(np.isfinite(m.values.get("fill", -np.inf)))
+    if "bias" in m.tensors:
+        open_row = open_row and view.is_finite(m.tensors["bias"])
     return {**attributes, "guard": 0} if open_row else attributes
 
 
@@ -205,6 +211,8 @@ def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str,
     scores = b.wide(b.op("MatMul", arranged("q", straight), arranged("k", swapped)))
     if attributes["scale"] != 1.0:
         scores = b.op("Mul", scores, float(attributes["scale"]))
+    if "bias" in names:
+        scores = b.op("Add", scores, b.wide(names["bias"]))
     p = b.op("Softmax", apply_mask(b, scores, attributes, names), axis=-1)
     if attributes["guard"]:
         p = b.op("Where", b.op("IsNaN", p), b.const(0.0), p)
@@ -219,19 +227,20 @@ def _variant(site: Site) -> tuple[str, ...]:
     same = tuple(dict.fromkeys(layouts))
     arranged = () if same == ("bhsd",) else same if len(same) == 1 else tuple(layouts)
     guard = ("guard",) if site.attributes["guard"] else ()
-    return (*mask_words(site), *guard, *arranged, *word("scale", float(site.attributes["scale"]), 1.0))
+    bias = ("bias",) if "bias" in site.tensors else ()
+    return (*bias, *mask_words(site), *guard, *arranged, *word("scale", float(site.attributes["scale"]), 1.0))
 
 
-# y = softmax(scale * q k^T + mask) v, in the layouts that the attributes name
+# y = softmax(scale * q k^T + bias + mask) v, in the layouts that the attributes name
 ATTENTION = Fusion(
     op="TrtfuseAttention",
     patterns=(
-        *(_attended(p) for p in (*masked(_SCALED), _SCALED)),
-        _standard(Var("mask")),
-        _standard(Var("condition")),
+        *(_attended(p) for p in (*masked(_SCALED), *masked(_BIASED), _SCALED)),
+        _standard(Var("mask", floating)),
+        _standard(Var("condition", boolean)),
         _standard(),
     ),
-    inputs=("q", "k", "v", "mask", "condition"),
+    inputs=("q", "k", "v", "mask", "condition", "bias"),
     outputs=("y",),
     where=_where,
     attributes=_attributes,

@@ -12,6 +12,7 @@ from trtfuse.pattern import Alt, Match, Op, Pattern, Tag, Var
 from trtfuse.view import Dim, View
 
 EPSILON = 1e-5
+PER_CHANNEL = 21  # the opset from which GroupNormalization has a scale and a bias for each channel
 
 
 def into_groups(node: gs.Node, view: View) -> str | None:
@@ -47,6 +48,18 @@ def _decomposed() -> Pattern:
     return Op("Add", Op("Mul", back, Var("scale")), Var("bias"))
 
 
+def _one_op() -> Pattern:
+    norm = Op("GroupNormalization", Var("x"), Var("scale"), Var("bias"), where=per_channel)
+    return Tag("standard", "1", norm)
+
+
+def per_channel(node: gs.Node, view: View) -> str | None:
+    """Condition of GroupNormalization: a scale for each channel (before opset 21: for each group)."""
+    if view.opset < PER_CHANNEL:
+        return f"GroupNormalization '{node.outputs[0].name}' before opset {PER_CHANNEL} scales whole groups"
+    return None if node.attrs.get("stash_type", 1) == 1 else f"stash_type of '{node.outputs[0].name}' is not 1"
+
+
 def _with_silu(p: Pattern) -> tuple[Pattern, ...]:
     return (
         Tag("activation", "silu", Alt(Op("Mul", p, Op("Sigmoid", p)), Op("Swish", p, where=_plain_swish))),
@@ -69,11 +82,12 @@ def _where(m: Match, view: View) -> str | None:
     groups = _groups(m, view)
     if channels % groups:
         return f"{channels} channels are not {groups} equal groups"
-    wanted = (channels, *[1] * (len(full) - 2))
+    wanted = (channels,) if "standard" in m.tags else (channels, *[1] * (len(full) - 2))
     for name in ("scale", "bias"):
         tensor = m.tensors[name]
         shape = view.shape(tensor)
-        if not view.is_fixed(tensor) or shape not in (wanted, (1, *wanted)):
+        allowed = (wanted,) if "standard" in m.tags else (wanted, (1, *wanted))
+        if not view.is_fixed(tensor) or shape not in allowed:
             return f"'{tensor.name}' {show(shape)} is not constant of shape {show(wanted)}"
     if "back" in m.tensors:
         shape_back = view.value(m.tensors["back"])
@@ -89,22 +103,33 @@ def _restores(shape: np.ndarray, full: tuple[Dim, ...]) -> bool:
 
 
 def _groups(m: Match, view: View) -> int:
+    if "standard" in m.tags:
+        return int(_norm(m).attrs["num_groups"])
     to = view.value(m.tensors["to_groups"])
     assert to is not None  # `into_groups` has read it
     return int(to[1])
 
 
+def _norm(m: Match) -> gs.Node:
+    return next(n for n in m.nodes if n.op in ("InstanceNormalization", "GroupNormalization"))
+
+
 def _attributes(m: Match, view: View) -> dict[str, Attribute]:
-    node = next(n for n in m.nodes if n.op == "InstanceNormalization")
     return {
-        "epsilon": float(node.attrs.get("epsilon", EPSILON)),
+        "epsilon": float(_norm(m).attrs.get("epsilon", EPSILON)),
         "num_groups": _groups(m, view),
         "activation": m.tags.get("activation", "none"),
+        "vectors": int("standard" in m.tags),
     }
 
 
 def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str, ...]) -> tuple[str, ...]:
     groups = int(attributes["num_groups"])
+    if attributes["vectors"]:
+        epsilon = float(attributes["epsilon"])
+        inputs = (names["x"], names["scale"], names["bias"])
+        y = b.op("GroupNormalization", *inputs, num_groups=groups, epsilon=epsilon, stash_type=1)
+        return (b.narrow(b.activation("silu", b.wide(y))) if attributes["activation"] == "silu" else y,)
     x = b.wide(names["x"])
     grouped = b.op("Reshape", x, b.const([0, groups, -1], np.int64))
     centred = b.op("Sub", grouped, b.reduce("ReduceMean", grouped))
@@ -122,6 +147,7 @@ def _variant(site: Site) -> tuple[str, ...]:
     return (
         f"groups{site.attributes['num_groups']}",
         *silu,
+        *(("vectors",) if site.attributes["vectors"] else ()),
         *word("eps", float(site.attributes["epsilon"]), EPSILON),
     )
 
@@ -129,7 +155,7 @@ def _variant(site: Site) -> tuple[str, ...]:
 # y = (x - mean_g(x)) / sqrt(var_g(x) + epsilon) * scale + bias, mean and variance over each group; then SiLU
 GROUP_NORM = Fusion(
     op="TrtfuseGroupNorm",
-    patterns=_with_silu(_decomposed()),
+    patterns=_with_silu(Alt(_decomposed(), _one_op())),
     inputs=("x", "scale", "bias"),
     outputs=("y",),
     where=_where,
