@@ -213,6 +213,7 @@ def test_build_hands_every_option_on(run: Run, pipeline: FakePipeline, tmp_path:
         "load_inputs": Path("in.npz"),
         "timing_cache": Path("t.cache"),
         "report": Path("r"),
+        "verbose": False,
     }
 
 
