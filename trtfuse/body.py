@@ -50,9 +50,11 @@ class Body:
 
     def const(self, value: float | Sequence[int], dtype: Any = np.float32) -> str:
         out = self.name("constant")
-        tensor = numpy_helper.from_array(np.asarray(value, dtype))
+        array = np.asarray(value, dtype)
+        early = self.opset < 9 and array.dtype.kind != "f"  # when Constant was of floating types only
+        tensor = numpy_helper.from_array(array.astype(np.float32) if early else array)
         self.nodes.append(helper.make_node("Constant", [], [out], name=out, value=tensor))
-        return out
+        return self.op("Cast", out, to=helper.np_dtype_to_tensor_dtype(array.dtype)) if early else out
 
     # --- types ---
 

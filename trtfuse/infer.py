@@ -1,8 +1,9 @@
 """Shapes, as far as they can be proven, in one pass over the nodes.
 
 onnx infers each operator; what it lacks for exported models is the way of a size through Shape, Gather,
-Concat and Reshape when some sizes are dynamic. Here such values are followed element by element: a number, a symbol
-(the name of a dynamic dimension) or None. So a reshape to (batch, sequence, 12, 32) has a rank and two sizes.
+Concat and Reshape when some sizes are dynamic. Here such values are followed element by element: a number, a
+symbol (the name of a dynamic dimension) or None. So a reshape to (batch, sequence, 12, 32) has a rank and two
+sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
 
 LARGEST = 1024  # elements: larger integer tensors are no shapes
+LARGEST_UNKNOWN = 16  # elements: longer vectors of unknown elements are no shapes either
+SIZES = (TensorProto.INT64, TensorProto.INT32)
 Value = np.ndarray[Any, Any]  # of objects: int, str (a symbol), bool or None
 Types = MutableMapping[str, TypeProto]
 Values = MutableMapping[str, Value]
@@ -150,6 +153,18 @@ def _merged(old: TypeProto | None, new: TypeProto) -> TypeProto:
     return helper.make_tensor_type_proto(old.tensor_type.elem_type or new.tensor_type.elem_type, dims)
 
 
+class _Size(str):
+    """An unknown size that has a name all the same: that of its tensor and axis."""
+
+    __slots__ = ()
+
+
+def _sizes(name: str, types: Types) -> list[int | str | None] | None:
+    """The dimensions of a tensor, the unknown ones named, so that a reshape knows them again."""
+    dims = dims_of(types.get(name))
+    return dims and [_Size(f"{name}\0{k}") if d is None else d for k, d in enumerate(dims)]
+
+
 def _by_target(node: NodeProto, types: Types, values: Values, found: dict[str, TypeProto]) -> None:
     """The output of an operator that is given its shape, when only some of the sizes are known."""
     source = types.get(node.input[0])
@@ -158,7 +173,7 @@ def _by_target(node: NodeProto, types: Types, values: Values, found: dict[str, T
         return
     dims: list[Any] = list(target)
     if node.op_type == "Reshape":
-        have = dims_of(source)
+        have = _sizes(node.input[0], types)
         if not _attribute(node, "allowzero", 0):
             dims = [
                 (have[k] if have and k < len(have) else None) if d == 0 else d for k, d in enumerate(dims)
@@ -180,7 +195,9 @@ def _by_target(node: NodeProto, types: Types, values: Values, found: dict[str, T
     if node.op_type == "ConstantOfShape":
         element = next((a.t.data_type for a in node.attribute if a.name == "value"), TensorProto.FLOAT)
     if element:
-        sizes = [int(d) if isinstance(d, (int, np.integer)) else d for d in dims]
+        sizes = [
+            int(d) if isinstance(d, (int, np.integer)) else None if isinstance(d, _Size) else d for d in dims
+        ]
         new = helper.make_tensor_type_proto(element, sizes)
         found[node.output[0]] = _merged(found.get(node.output[0]), new)
 
@@ -214,7 +231,7 @@ def _follow(node: NodeProto, types: Types, values: Values) -> Value | None:
     if node.op_type == "Constant":
         return _constant(node)
     if node.op_type == "Shape":
-        dims = dims_of(types.get(node.input[0]))
+        dims = _sizes(node.input[0], types)
         if dims is None:
             return None
         taken = dims[_attribute(node, "start", 0) : _attribute(node, "end", len(dims))]
@@ -222,13 +239,24 @@ def _follow(node: NodeProto, types: Types, values: Values) -> Value | None:
     rule = RULES.get(node.op_type)
     if rule is None or not node.input:
         return None
-    given = [values.get(i) if i else None for i in node.input]
+    given = [_value_of(i, types, values) if i else None for i in node.input]
     if any(g is None and i for g, i in zip(given, node.input, strict=True)):
         return None
     try:
         return rule(node, given)
     except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError):
         return None  # the model is wrong there, or spelled as no rule expects
+
+
+def _value_of(name: str, types: Types, values: Values) -> Value | None:
+    """The value of a tensor; where only its size is known, as many unknown elements."""
+    value, type_ = values.get(name), types.get(name)
+    if value is not None or type_ is None or type_.tensor_type.elem_type not in SIZES:
+        return value
+    dims = dims_of(type_)
+    if dims is None or not all(isinstance(d, int) and d <= LARGEST_UNKNOWN for d in dims) or len(dims) > 1:
+        return None
+    return np.full([int(d) for d in dims if d is not None], None, object)
 
 
 def _objects(elements: list[Any]) -> Value:
@@ -311,6 +339,20 @@ def _equal(a: Any, b: Any) -> Any:
     return None if a is None or b is None else bool(a == b)
 
 
+def _reduce_prod(node: NodeProto, given: list[Any]) -> Value | None:
+    """The product of all elements of a vector; unknown where a symbol meets another size."""
+    if given[0].ndim != 1 or _axes(node, given) not in (None, (0,), (-1,)):
+        return None
+    total: Any = 1
+    for size in given[0]:
+        total = _times(total, size)
+    return _objects([total]) if _attribute(node, "keepdims", 1) else np.array(total, object)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return a if a == b else _numbers(max)(a, b)
+
+
 def _where(_: NodeProto, given: list[Any]) -> Value:
     choose = np.frompyfunc(
         lambda c, a, b: (a if c else b) if c is not None else (a if a == b else None), 3, 1
@@ -332,6 +374,7 @@ RULES: dict[str, Callable[[NodeProto, list[Any]], Value | None]] = {
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Identity": lambda _, given: given[0],
+    "Range": lambda _, given: _objects(list(range(*(int(g) for g in given)))),
     "Cast": _cast,
     "Reshape": lambda _, given: given[0].reshape([int(d) for d in given[1]]),
     "Add": _elementwise(_numbers(lambda a, b: a + b)),
@@ -339,6 +382,8 @@ RULES: dict[str, Callable[[NodeProto, list[Any]], Value | None]] = {
     "Mul": _elementwise(_times),
     "Div": _elementwise(_divided),
     "Equal": _elementwise(_equal),
+    "Max": lambda node, given: _elementwise(_larger)(node, given) if len(given) == 2 else None,
+    "ReduceProd": _reduce_prod,
     "Where": _where,
     "ConstantOfShape": _constant_of_shape,
 }

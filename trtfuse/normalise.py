@@ -94,9 +94,9 @@ def _read_by_lists_of_graphs(graph: GraphProto) -> set[str]:
 
 
 def pass_over(view: View) -> int:
-    """Removes nodes that change nothing, their readers reading what they read; returns how many went.
+    """Removes nodes that change nothing, their readers reading what they read, and nodes that nothing reads.
 
-    One whose result is an output of a graph stays.
+    Returns how many went. One whose result is an output of a graph stays.
     """
     passed = 0
     for graph in inner_graphs(view.graph):
@@ -109,8 +109,11 @@ def pass_over(view: View) -> int:
                 for k, tensor in enumerate(reader.inputs):
                     if tensor is result:
                         reader.inputs[k] = source
-            node.inputs.clear()
-            node.outputs.clear()
+            _detach(node)
+        for node in reversed(graph.nodes):
+            if node.outputs and not any(view.readers(o) or view.is_exposed(o) for o in node.outputs):
+                _detach(node)
+                gone.append(node)
         if gone:
             dead = {id(n) for n in gone}
             graph.nodes[:] = [n for n in graph.nodes if id(n) not in dead]
@@ -118,6 +121,16 @@ def pass_over(view: View) -> int:
     if passed:
         view.refresh()
     return passed
+
+
+def _detach(node: gs.Node) -> None:
+    """Takes a node off its tensors, with those that the graphs inside it read."""
+    for value in node.attrs.values():
+        if isinstance(value, gs.Graph):
+            for inner in value.nodes:
+                _detach(inner)
+    node.inputs.clear()
+    node.outputs.clear()
 
 
 def _changes_nothing(node: gs.Node, view: View) -> bool:

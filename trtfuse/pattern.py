@@ -24,8 +24,13 @@ from trtfuse.view import View, kind
 COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or"})
 # How far a constant may be from the value of its formula, by the type it is written in: a few units in the
 # last place of that type, so that 1.4142 written in fp16 is sqrt(2) and 1.4137 in fp32 is not.
-TOLERANCE: dict[int, float] = {TensorProto.FLOAT16: 1e-3, TensorProto.BFLOAT16: 8e-3, TensorProto.DOUBLE: 1e-6}
+TOLERANCE: dict[int, float] = {
+    TensorProto.FLOAT16: 1e-3,
+    TensorProto.BFLOAT16: 8e-3,
+    TensorProto.DOUBLE: 1e-6,
+}
 DEFAULT_TOLERANCE = 1e-6
+WHOLE = 100  # nodes: as deep as a failed condition of an operator that is the fused op by itself
 
 Where = Callable[[gs.Node, View], "str | None"]  # None: holds; else the reason why not
 
@@ -50,6 +55,7 @@ class Op:
     """`where` judges the node (None or a reason); `name` binds its output; `rest`: more inputs are allowed.
 
     extra: names for the outputs after the first, None for those that must not be read.
+    whole: the operator is the fused op by itself, so that a condition that fails is always worth telling.
     """
 
     kind: str
@@ -58,6 +64,7 @@ class Op:
     name: str | None = None
     rest: bool = False
     extra: tuple[str | None, ...] = ()
+    whole: bool = False
 
     def __init__(
         self,
@@ -67,8 +74,10 @@ class Op:
         name: str | None = None,
         rest: bool = False,
         extra: tuple[str | None, ...] = (),
+        whole: bool = False,
     ):
-        values = {"kind": kind, "args": args, "where": where, "name": name, "rest": rest, "extra": extra}
+        values = {"kind": kind, "args": args, "where": where, "name": name, "rest": rest}
+        values |= {"extra": extra, "whole": whole}
         for k, v in values.items():
             object.__setattr__(self, k, v)
 
@@ -124,9 +133,10 @@ class Trace:
     reason: str = ""
     nodes: tuple[gs.Node, ...] = ()
 
-    def fail(self, match: Match, reason: str) -> None:
-        if len(match.nodes) > self.depth:
-            self.depth, self.reason, self.nodes = len(match.nodes), reason, match.nodes
+    def fail(self, match: Match, reason: str, depth: int = 0) -> None:
+        depth = max(depth, len(match.nodes))
+        if depth > self.depth:
+            self.depth, self.reason, self.nodes = depth, reason, match.nodes
 
 
 def roots(pattern: Pattern) -> frozenset[str]:
@@ -221,7 +231,10 @@ def _op(p: Op, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterator[Mat
     if len(inputs) < len(p.args) or (len(inputs) > len(p.args) and not p.rest):
         return
     if p.where is not None and (reason := p.where(node, view)) is not None:
-        trace.fail(m, reason)
+        if p.whole:
+            trace.fail(m.take(node), reason, WHOLE)
+        else:
+            trace.fail(m, reason)
         return
     taken = m.take(node)
     if p.name is not None:

@@ -65,8 +65,19 @@ def _last(axes: list[int], node: gs.Node, view: View, word: str) -> str | None:
     return None
 
 
-def mean_last(p: Pattern) -> Op:
-    return Op("ReduceMean", p, where=last_axis_kept, rest=True)
+def mean_last(p: Pattern) -> Alt:
+    """The mean over the last axis, kept; of three axes tf2onnx writes it as a pooling."""
+    return Alt(
+        Op("ReduceMean", p, where=last_axis_kept, rest=True), Op("GlobalAveragePool", p, where=three_axes)
+    )
+
+
+def three_axes(node: gs.Node, view: View) -> str | None:
+    """Condition of a pooling that averages rows: over (N, C, length)."""
+    rank = view.rank(node.inputs[0])
+    return (
+        None if rank == 3 else f"'{node.outputs[0].name}' pools {rank or 'an unknown number of'} axes, not 3"
+    )
 
 
 def square(p: Pattern) -> Alt:

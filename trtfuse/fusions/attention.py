@@ -78,7 +78,9 @@ def _guarded(p: Pattern) -> Alt:
 
 
 def _attended(scores: Pattern) -> Alt:
-    core = Op("MatMul", _guarded(soft(normalised(soft(scores)))), _from_layout("v"), name="attended")
+    # twice: TorchScript leaves the Casts of softmax(scores, dtype=float32).half() behind a softmax in fp16
+    chances = soft(soft(normalised(soft(scores))))
+    core = Op("MatMul", _guarded(chances), _from_layout("v"), name="attended")
     return Alt(Tag("out_layout", "bshd", Op("Transpose", core, where=permutes(0, 2, 1, 3))), core)
 
 
@@ -103,7 +105,7 @@ def one_op(node: gs.Node, view: View) -> str | None:
 
 def _standard(*inputs: Pattern) -> Pattern:
     q, k, v = (Tag(f"{n}_layout", "plain", Var(n)) for n in ("q", "k", "v"))
-    return Tag("standard", "1", Op("Attention", q, k, v, *inputs, where=one_op))
+    return Tag("standard", "1", Op("Attention", q, k, v, *inputs, where=one_op, whole=True))
 
 
 def _layouts(m: Match, view: View) -> dict[str, str]:
@@ -179,12 +181,13 @@ def _attributes(m: Match, view: View) -> dict[str, Attribute]:
 
 def _without_guard(m: Match, view: View, attributes: dict[str, Attribute]) -> dict[str, Attribute]:
     """Drops the guard where no row can be masked whole: TensorRT then finds its own fused attention."""
-    if "mask" in m.tensors:
+    masks = [n for n in ("mask", "condition", "bias") if n in m.tensors]
+    if len(masks) > 1:  # two that are finite may overflow together
+        open_row = False
+    elif "mask" in m.tensors:
         open_row = view.is_finite(m.tensors["mask"]) or _open_rows(view.value(m.tensors["mask"]))
     else:
-        open_row = "condition" not in m.tensors or bool(np.isfinite(m.values.get("fill", -np.inf)))
-    if "bias" in m.tensors:
-        open_row = open_row and view.is_finite(m.tensors["bias"])
+        open_row = not masks or bool(np.isfinite(m.values.get("fill", -np.inf)))
     return {**attributes, "guard": 0} if open_row else attributes
 
 

@@ -57,7 +57,8 @@ def per_channel(node: gs.Node, view: View) -> str | None:
     """Condition of GroupNormalization: a scale for each channel (before opset 21: for each group)."""
     if view.opset < PER_CHANNEL:
         return f"GroupNormalization '{node.outputs[0].name}' before opset {PER_CHANNEL} scales whole groups"
-    return None if node.attrs.get("stash_type", 1) == 1 else f"stash_type of '{node.outputs[0].name}' is not 1"
+    stash = node.attrs.get("stash_type", 1)
+    return None if stash == 1 else f"the statistics of '{node.outputs[0].name}' are not in fp32"
 
 
 def _with_silu(p: Pattern) -> tuple[Pattern, ...]:

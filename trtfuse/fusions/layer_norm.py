@@ -55,16 +55,27 @@ def decomposed(x: Pattern) -> tuple[Pattern, ...]:
     inv = inverse(std, shifted)
     normal = soft(Alt(Op("Div", wide_centred, soft(std)), Op("Mul", wide_centred, soft(inv))))
     scaled = Alt(Op("Mul", normal, SCALE), Op("Mul", wide_centred, Op("Mul", inv, SCALE)))
-    slope = Op("Mul", inv, SCALE)
-    keras = Op("Add", Op("Mul", wide, slope), Op("Sub", BIAS, Op("Mul", mean, slope)))
-    return soft(Op("Add", soft(scaled), BIAS)), soft(keras), soft(scaled), normal
+    keras = (soft(p) for slope in (Op("Mul", inv, SCALE), inv) for p in _by_slope(wide, mean, slope))
+    return soft(Op("Add", soft(scaled), BIAS)), *keras, soft(scaled), normal
+
+
+def _by_slope(wide: Pattern, mean: Pattern, slope: Pattern) -> tuple[Pattern, ...]:
+    """Keras' way: x * slope + (bias - mean * slope), slope = scale / std; 2 subtracts, 3 negates the mean."""
+    steep, offset = Op("Mul", wide, slope), Op("Mul", mean, slope)
+    negated = Op("Mul", Op("Neg", mean), slope)
+    return (
+        Op("Add", steep, Op("Sub", BIAS, offset)),
+        Op("Add", steep, Op("Add", negated, BIAS)),
+        Op("Add", steep, negated),
+        Op("Sub", steep, offset),
+    )
 
 
 def one_op(x: Pattern) -> tuple[Pattern, ...]:
     """The norm as one operator."""
     return (
-        Op("LayerNormalization", x, SCALE, BIAS, where=last_axis),
-        Op("LayerNormalization", x, SCALE, where=last_axis),
+        Op("LayerNormalization", x, SCALE, BIAS, where=last_axis, whole=True),
+        Op("LayerNormalization", x, SCALE, where=last_axis, whole=True),
     )
 
 

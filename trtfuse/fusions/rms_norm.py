@@ -33,7 +33,8 @@ def spellings(x: Pattern) -> tuple[Pattern, ...]:
     normal = soft(Alt(Op("Mul", wide, inverse(std, shifted)), Op("Div", wide, soft(std))))
     return (
         soft(Op("Mul", normal, SCALE)),
-        Op("RMSNormalization", x, SCALE, where=last_axis),
+        soft(Op("Mul", wide, Op("Mul", inverse(std, shifted), SCALE))),
+        Op("RMSNormalization", x, SCALE, where=last_axis, whole=True),
     )
 
 

@@ -22,12 +22,14 @@ def scale_of(m: Match, stem: str = "") -> float:
 
 
 def masked(scores: Pattern) -> tuple[Pattern, ...]:
-    """scores with an additive mask, with a boolean mask that fills, with none."""
-    return (
-        Op("Add", scores, soft(MASK)),
-        Tag("fill", "where", Op("Where", CONDITION, scores, Const(name="fill"))),
-        Tag("fill", "where_not", Op("Where", CONDITION, Const(name="fill"), scores)),
+    """scores with an additive mask, with a boolean mask that fills, with both (GPT-2)."""
+    # DistilBERT gives its mask the shape of the scores first, as Where does by itself
+    condition = Alt(Op("Expand", CONDITION, Op("Shape", scores)), CONDITION)
+    filled = (
+        Tag("fill", "where", Op("Where", condition, scores, Const(name="fill"))),
+        Tag("fill", "where_not", Op("Where", condition, Const(name="fill"), scores)),
     )
+    return Op("Add", scores, soft(MASK)), *filled, *(Op("Add", soft(p), soft(MASK)) for p in filled)
 
 
 def normalised(scores: Pattern) -> Alt:
@@ -64,23 +66,20 @@ def fill_attributes(m: Match) -> dict[str, Attribute]:
 
 def apply_mask(b: Body, scores: str, attributes: dict[str, Attribute], names: Names) -> str:
     """The scores in fp32 with the site's mask."""
-    if "mask" in names:
-        return b.op("Add", scores, b.wide(names["mask"]))
     if "condition" in names:
         fill = b.const(float(attributes["fill"]))
         chosen = (scores, fill) if attributes["keep"] else (fill, scores)
-        return b.op("Where", names["condition"], *chosen)
-    return scores
+        scores = b.op("Where", names["condition"], *chosen)
+    return b.op("Add", scores, b.wide(names["mask"])) if "mask" in names else scores
 
 
 def mask_words(site: Site) -> tuple[str, ...]:
     """The variant's words of a mask."""
-    if "mask" in site.tensors:
-        return ("mask",)
+    words: tuple[str, ...] = ()
     if "condition" in site.tensors:
         stem = "where" if site.attributes["keep"] else "wherenot"
-        return (stem, *word("fill", float(site.attributes["fill"])))
-    return ()
+        words = (stem, *word("fill", float(site.attributes["fill"])))
+    return (*words, "mask") if "mask" in site.tensors else words
 
 
 def _where(m: Match, view: View) -> str | None:
