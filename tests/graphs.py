@@ -110,7 +110,7 @@ class Graph:
 
     def clip(self, x: str, low: float, high: float) -> str:
         if self.opset < 11:
-            return str(self.Clip(x, min=low, max=high))
+            return str(self.Clip(x, min=float(low), max=float(high)))
         return str(self.Clip(x, np.asarray(low, self.dtype), np.asarray(high, self.dtype)))
 
 

@@ -80,7 +80,7 @@ def _guarded(p: Pattern) -> Alt:
 def _attended(scores: Pattern) -> Alt:
     # twice: TorchScript leaves the Casts of softmax(scores, dtype=float32).half() behind a softmax in fp16
     chances = soft(soft(normalised(soft(scores))))
-    core = Op("MatMul", _guarded(chances), _from_layout("v"), name="attended")
+    core = Op("MatMul", soft(_guarded(chances)), _from_layout("v"), name="attended")
     return Alt(Tag("out_layout", "bshd", Op("Transpose", core, where=permutes(0, 2, 1, 3))), core)
 
 
@@ -103,9 +103,11 @@ def one_op(node: gs.Node, view: View) -> str | None:
     return None
 
 
-def _standard(*inputs: Pattern) -> Pattern:
-    q, k, v = (Tag(f"{n}_layout", "plain", Var(n)) for n in ("q", "k", "v"))
-    return Tag("standard", "1", Op("Attention", q, k, v, *inputs, where=one_op, whole=True))
+def _standard(*inputs: Pattern) -> Alt:
+    q, k, v = (_from_layout(n) for n in ("q", "k", "v"))
+    op = Op("Attention", q, k, v, *inputs, where=one_op, name="attended", whole=True)
+    core = Tag("standard", "1", op)
+    return Alt(Tag("out_layout", "bshd", Op("Transpose", core, where=permutes(0, 2, 1, 3))), core)
 
 
 def _layouts(m: Match, view: View) -> dict[str, str]:
@@ -217,9 +219,10 @@ def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str,
     if "bias" in names:
         scores = b.op("Add", scores, b.wide(names["bias"]))
     p = b.op("Softmax", apply_mask(b, scores, attributes, names), axis=-1)
-    if attributes["guard"]:
-        p = b.op("Where", b.op("IsNaN", p), b.const(0.0), p)
-    y = b.op("MatMul", b.narrow(p), arranged("v", straight))
+    p = b.narrow(p)
+    if attributes["guard"]:  # narrow: TensorRT-RTX 1.7 fails on an fp32 guard between a softmax and fp16
+        p = b.op("Where", b.op("IsNaN", p), b.narrow(b.const(0.0)), p)
+    y = b.op("MatMul", p, arranged("v", straight))
     if attributes["out_layout"] == "bshd":
         y = b.op("Transpose", y, perm=[0, 2, 1, 3])
     return (y,)

@@ -29,7 +29,7 @@ def masked(scores: Pattern) -> tuple[Pattern, ...]:
         Tag("fill", "where", Op("Where", condition, scores, Const(name="fill"))),
         Tag("fill", "where_not", Op("Where", condition, Const(name="fill"), scores)),
     )
-    return Op("Add", scores, soft(MASK)), *filled, *(Op("Add", soft(p), soft(MASK)) for p in filled)
+    return *(Op("Add", soft(p), soft(MASK)) for p in filled), Op("Add", scores, soft(MASK)), *filled
 
 
 def normalised(scores: Pattern) -> Alt:
