@@ -145,12 +145,18 @@ def _merged(old: TypeProto | None, new: TypeProto) -> TypeProto:
         return old
     if a is None:
         return new if new.tensor_type.elem_type else old
-    dims = [
-        p if isinstance(p, int) else q if isinstance(q, int) else p or q for p, q in zip(a, b, strict=True)
-    ]
+    dims = [_more_of(p, q) for p, q in zip(a, b, strict=True)]
     if dims == a:
         return old
     return helper.make_tensor_type_proto(old.tensor_type.elem_type or new.tensor_type.elem_type, dims)
+
+
+def _more_of(one: int | str | None, other: int | str | None) -> int | str | None:
+    """The better known of two statements on a dimension: a size, a symbol of the model, one of onnx's."""
+    for p in (one, other):
+        if isinstance(p, int):
+            return p
+    return next((p for p in (one, other) if p and not str(p).startswith("unk__")), one or other)
 
 
 class _Size(str):

@@ -261,7 +261,7 @@ class _Maker:
             if turn in (0, -1):
                 sizes[key] = opt
             elif turn in (1, -2):
-                sizes[key] = low
+                sizes[key] = low if low < opt else min(high, opt + 1)  # another size, if there is one
             elif turn == -3:
                 sizes[key] = high
             else:

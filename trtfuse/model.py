@@ -189,7 +189,8 @@ def hold(proto: ModelProto, path: Path) -> Model:
             continue
         kept.name, kept.data_type = tensor.name, tensor.data_type
         kept.dims.extend(tensor.dims)
-        kept.doc_string = tensor.doc_string
+        if tensor.HasField("doc_string"):
+            kept.doc_string = tensor.doc_string
         kept.metadata_props.extend(tensor.metadata_props)
         set_mark(kept, len(model.weights))
         model.weights.append(tensor)

@@ -76,7 +76,7 @@ class Op:
         extra: tuple[str | None, ...] = (),
         whole: bool = False,
     ):
-        values = {"kind": kind, "args": args, "where": where, "name": name, "rest": rest}
+        values: dict[str, object] = {"kind": kind, "args": args, "where": where, "name": name, "rest": rest}
         values |= {"extra": extra, "whole": whole}
         for k, v in values.items():
             object.__setattr__(self, k, v)

@@ -137,6 +137,8 @@ def _where(m: Match, view: View) -> str | None:
             if axis == "d" and name == "v":
                 continue
             a, b = q[axis], other[axis]
+            if axis == "h" and b == 1:  # one head of k and v for all of q, as the products broadcast it
+                continue
             if isinstance(a, int) and isinstance(b, int) and a != b:
                 return (
                     f"'{m.tensors['q'].name}' and '{m.tensors[name].name}' differ in axis {axis} ({a}, {b})"
