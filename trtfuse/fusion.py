@@ -172,6 +172,10 @@ def _unusable(fusion: Fusion, found: Match, view: View) -> str | None:
     reason = read_outside(found, view, fusion.outputs[1:])
     if reason is not None:
         return reason
+    for name in fusion.inputs:
+        tensor = found.tensors.get(name)
+        if tensor is not None and any(o is tensor for n in found.nodes for o in n.outputs):
+            return f"'{tensor.name}' is an input of it and made inside it"
     main = found.tensors[fusion.inputs[0]]
     assert found.root is not None
     result = found.root.outputs[0]

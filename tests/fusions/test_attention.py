@@ -307,3 +307,11 @@ def test_fully_masked_rows_of_the_standard_operator_with_a_boolean_mask() -> Non
     q, k, v = qkv(g)
     condition = np.tril(np.ones((S, S), bool))
     prove(g, g.Attention(q, k, v, g.weight(condition, BOOL), scale=0.3), [ATTENTION])
+
+
+def test_a_scaled_query_that_is_the_value_too_keeps_its_scale_outside() -> None:
+    g = Graph(14)
+    x = g.Mul(g.input("x", HEADS), 0.5)
+    scores = g.MatMul(x, g.Transpose(g.input("k", HEADS), perm=[0, 1, 3, 2]))
+    made, _ = prove(g, g.MatMul(g.Softmax(g.Mul(scores, 0.25), axis=-1), x), [ATTENTION])
+    assert "Mul" in [n.op_type for n in made.graph.node]

@@ -197,6 +197,14 @@ def test_distilbert_expands_its_mask_to_the_scores(keeps: bool) -> None:
     prove(g, attended(g, masked, v), ["TrtfuseAttention"])
 
 
+def test_a_softmax_takes_the_filled_and_the_added_mask() -> None:
+    g = Graph(14)
+    scores = g.Mul(g.input("x", ("b", HEADS, 6, 6)), 0.25)
+    filled = g.Where(padding(g), scores, -1e9)
+    made, _ = prove(g, g.Softmax(g.Add(filled, g.input("mask", (6,))), axis=-1), ["TrtfuseSoftmax"])
+    assert "Where" not in [n.op_type for n in made.graph.node]
+
+
 def test_scores_whose_shape_is_read_outside_stay() -> None:
     g = Graph(14)
     q, k, v = heads(g, 6)
@@ -214,11 +222,48 @@ def test_a_mask_expanded_to_the_shape_of_something_else() -> None:
     prove(g, attended(g, g.Where(condition, scores, -1e9), v), ["TrtfuseAttention"])
 
 
+def test_falcon_shares_one_head_of_k_and_v() -> None:
+    g = Graph(17)
+    q = g.input("q", ("b", HEADS, 6, SIZE))
+    k, v = (g.input(n, ("b", 1, 6, SIZE)) for n in ("k", "v"))
+    scores = g.Add(g.Mul(product(g, q, k), SIZE**-0.5), g.input("mask", ("b", 1, 6, 6)))
+    prove(g, attended(g, scores, v), ["TrtfuseAttention"])
+
+
+def test_one_head_of_q_for_many_of_k_is_no_attention() -> None:
+    g = Graph(17)
+    q = g.input("q", ("b", 1, 6, SIZE))
+    k, v = (g.input(n, ("b", HEADS, 6, SIZE)) for n in ("k", "v"))
+    _, sites, _ = fused(finish(g, attended(g, g.Mul(product(g, q, k), 0.25), v)))
+    assert "TrtfuseAttention" not in names(sites)
+
+
 def test_torchscript_leaves_two_casts_behind_a_softmax_in_half() -> None:
     g = Graph(17, F16)
     q, k, v = heads(g)
     chances = g.Softmax(g.Mul(product(g, q, k), SIZE**-0.5), axis=-1)
     prove(g, g.MatMul(g.cast(g.cast(chances, F32), F16), v), ["TrtfuseAttention"])
+
+
+@pytest.mark.parametrize("narrow_first", [True, False])
+def test_the_guard_of_a_half_attention_before_and_after_the_cast(narrow_first: bool) -> None:
+    g = Graph(17, F16)
+    q, k, v = heads(g, 6)
+    scores = g.Mul(product(g, q, k), SIZE**-0.5)
+    hidden = g.weight(np.where(np.tril(np.ones((6, 6), bool), -1), 0, -np.inf).astype(F16))
+    chances = g.Softmax(g.cast(g.Add(scores, hidden), F32), axis=-1)
+    if narrow_first:
+        chances = g.cast(chances, F16)
+    guarded = g.Where(g.IsNaN(chances), np.asarray(0, F16 if narrow_first else F32), chances)
+    prove(g, g.MatMul(guarded if narrow_first else g.cast(guarded, F16), v), ["TrtfuseAttention"])
+
+
+def test_the_operator_takes_its_transposes_with_it() -> None:
+    g = Graph(23)
+    rows = [g.input(n, ("b", 6, HEADS, SIZE)) for n in ("q", "k", "v")]
+    q, k, v = (g.Transpose(r, perm=[0, 2, 1, 3]) for r in rows)
+    made, _ = prove(g, g.Transpose(g.Attention(q, k, v), perm=[0, 2, 1, 3]), ["TrtfuseAttention"])
+    assert [n.op_type for n in made.graph.node if n.op_type == "Transpose"] == []
 
 
 @pytest.mark.parametrize("dtype", [F32, F16])
