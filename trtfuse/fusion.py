@@ -10,12 +10,14 @@ import onnx_graphsurgeon as gs
 from onnx import FunctionProto, NodeProto, TensorProto
 
 from trtfuse.body import Body, function
-from trtfuse.pattern import Match, Pattern, Trace, match, read_outside, roots
+from trtfuse.pattern import UNTOLD, Match, Pattern, Trace, match, read_outside, roots
 from trtfuse.view import FLOATS, View, kind
 
 Attribute = str | int | float
 Names = Mapping[str, str]  # input's name in the declaration -> tensor's name
 TYPE_NAMES: dict[int, str] = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+OLDEST_OPSET = 7  # before it, operators of two tensors broadcast by attributes
+BROADCASTS = frozenset("Add Sub Mul Div Pow Max Min Where".split())
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Fusion:
     inputs, outputs: their names in order; one that a match lacks is left out, which makes a variant.
         The first output is the result of the pattern's root, a further one a tensor inside it.
     attributes: of a match; None voids it.
-    where: the conditions that the pattern cannot say: None, or in one sentence what fails.
+    where: the conditions that the pattern cannot say: None, or in one sentence what fails (UNTOLD: nothing
+        that a person would be glad to know).
     body: writes the reference semantics for attributes and input names; returns the outputs' names.
     variant: words of the attributes and inputs that change the body.
     flops: operations an element of the result, for the roofline.
@@ -121,6 +124,8 @@ def word(stem: str, value: float, usual: float | None = None) -> tuple[str, ...]
 
 def find(fusions: tuple[Fusion, ...], view: View) -> tuple[list[Site], list[NearMiss]]:
     """Every site of every fusion, and the near-misses, in the order of the graph. Sites may overlap."""
+    if view.opset < OLDEST_OPSET:
+        return [], []
     by_kind: dict[str, list[tuple[Fusion, Pattern]]] = {}
     for fusion in fusions:
         for pattern in fusion.patterns:
@@ -139,17 +144,25 @@ def find(fusions: tuple[Fusion, ...], view: View) -> tuple[list[Site], list[Near
                 found.add(fusion.op)
         for op, trace in traces.items():
             minimum = next(f.minimum for f in fusions if f.op == op)
-            if op not in found and trace.depth >= minimum:
+            if op not in found and trace.depth >= minimum and trace.reason != UNTOLD:
                 misses.append((NearMiss(op, node.name or node.outputs[0].name, trace.reason), trace))
     return sites, _worth_telling(misses, sites)
 
 
 def _worth_telling(misses: list[tuple[NearMiss, Trace]], sites: list[Site]) -> list[NearMiss]:
-    """The near-misses outside all sites; of several that end in the same nodes the one that came furthest."""
+    """The near-misses outside all sites; of several that end in the same nodes the one that came furthest.
+
+    One that ends in the middle of a site, or where its own op was found, is none.
+    """
     inside = {id(n) for s in sites for n in s.found.nodes}
+    ends = {(s.fusion.op, id(n)) for s in sites for n in s.found.nodes}
+    ends |= {("", id(s.root)) for s in sites}
     told: list[NearMiss] = []
     seen: set[tuple[str, int]] = set()
     for miss, trace in sorted(misses, key=lambda m: -m[1].depth):
+        end = id(trace.nodes[0])
+        if (miss.op, end) in ends or (end in inside and ("", end) not in ends):
+            continue
         if all(id(n) in inside for n in trace.nodes) or any((miss.op, id(n)) in seen for n in trace.nodes):
             continue
         seen |= {(miss.op, id(n)) for n in trace.nodes}
@@ -171,7 +184,7 @@ def fit(fusion: Fusion, pattern: Pattern, tensor: gs.Tensor, view: View, trace: 
 def _unusable(fusion: Fusion, found: Match, view: View) -> str | None:
     reason = read_outside(found, view, fusion.outputs[1:])
     if reason is not None:
-        return reason
+        return UNTOLD if fusion.where(found, view) == UNTOLD else reason
     for name in fusion.inputs:
         tensor = found.tensors.get(name)
         if tensor is not None and any(o is tensor for n in found.nodes for o in n.outputs):
@@ -192,7 +205,32 @@ def _unusable(fusion: Fusion, found: Match, view: View) -> str | None:
             continue
         if view.dtype(other) != dtype:
             return f"'{other.name}' is of another type than '{main.name}'"
-    return fusion.where(found, view)
+    return _rounds_inside(found, dtype) or _raises_rank(found, view) or fusion.where(found, view)
+
+
+def _rounds_inside(found: Match, dtype: int) -> str | None:
+    """Why a fused op, which rounds its result alone, would change numbers: a Cast to a narrower type."""
+    for node in found.nodes:
+        to = node.attrs.get("to") if node.op == "Cast" else None
+        if to in TYPE_NAMES and to != dtype:
+            return f"'{node.outputs[0].name}' is rounded to {TYPE_NAMES[to]} inside it"
+    return None
+
+
+def _raises_rank(found: Match, view: View) -> str | None:
+    """Why the result would have another rank: a constant of one element such as [[[0.5]]] that adds axes."""
+    for node in found.nodes:
+        if kind(node) not in BROADCASTS:
+            continue
+        for tensor in node.inputs:
+            rank = view.rank(tensor)
+            if not rank or view.scalar(tensor) is None:
+                continue
+            others = [view.rank(i) for i in node.inputs if i is not tensor and not view.is_fixed(i)]
+            known = [r for r in others if r is not None]
+            if max(known, default=0) < rank and (rank > 1 or len(known) == len(others)):
+                return f"'{tensor.name}' of rank {rank} raises the rank of '{node.outputs[0].name}'"
+    return None
 
 
 def _site(fusion: Fusion, found: Match, view: View) -> Site:

@@ -32,6 +32,8 @@ TOLERANCE: dict[int, float] = {
 DEFAULT_TOLERANCE = 1e-6
 WHOLE = 100  # nodes: as deep as a failed condition of an operator that is the fused op by itself
 
+UNTOLD = ""  # the reason of a condition whose failing is no near-miss
+
 Where = Callable[[gs.Node, View], "str | None"]  # None: holds; else the reason why not
 
 
@@ -135,7 +137,7 @@ class Trace:
 
     def fail(self, match: Match, reason: str, depth: int = 0) -> None:
         depth = max(depth, len(match.nodes))
-        if depth > self.depth:
+        if depth > self.depth or (depth == self.depth and self.reason == UNTOLD):
             self.depth, self.reason, self.nodes = depth, reason, match.nodes
 
 

@@ -146,6 +146,20 @@ def same_shape(a: gs.Tensor, b: gs.Tensor, view: View) -> str | None:
     return None
 
 
+def fits_into(tensor: gs.Tensor, full: tuple[Dim, ...], view: View) -> str | None:
+    """Condition of a mask: that it broadcasts to `full`, and as far as is known does not enlarge it."""
+    shape = view.shape(tensor)
+    if shape is None:
+        return f"the rank of the mask '{tensor.name}' is unknown"
+    if len(shape) > len(full):
+        return f"the mask '{tensor.name}' raises the rank of the scores"
+    for own, whole in zip(reversed(shape), reversed(full), strict=False):
+        known = isinstance(own, int) and isinstance(whole, int)
+        if own not in (1, whole) and (known or whole == 1):
+            return f"the mask '{tensor.name}' {show(shape)} does not broadcast to {show(full)}"
+    return None
+
+
 def same_dim(a: Dim, b: Dim) -> bool:
     """Whether two dimensions may be taken as one: equal sizes, or both only known when the engine runs."""
     return a == b if isinstance(a, int) or isinstance(b, int) else True

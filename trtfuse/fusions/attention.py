@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_graphsurgeon as gs
+from onnx import TensorProto
 
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site, word
-from trtfuse.fusions._spelling import boolean, floating, show, soft
+from trtfuse.fusions._spelling import boolean, fits_into, floating, soft
 from trtfuse.fusions.softmax import (
     apply_mask,
     fill_attributes,
     mask_words,
     masked,
     normalised,
+    numbers_usable,
     scale_of,
     scaled,
 )
@@ -25,6 +27,7 @@ from trtfuse.pattern import Alt, Const, Match, Op, Pattern, Tag, Var, Where
 from trtfuse.view import Dim, View
 
 PLAIN = {4: "bhsd", 3: "nsd"}
+FACTORS = (1e-6, 1e6)  # the size of a factor of q or k that is moved to the scores
 
 
 def permutes(*perm: int) -> Where:
@@ -74,7 +77,9 @@ _BIASED = Op("Add", _SCALED, soft(Var("bias", floating)))
 
 def _guarded(p: Pattern) -> Alt:
     """The exporter's guard: rows whose softmax is NaN (all masked by -inf) become 0."""
-    return Alt(Tag("guard", "1", Op("Where", Op("IsNaN", p), Const(0.0), p)), p)
+    odd = Op("IsNaN", p)
+    guard = Alt(Op("Where", odd, Const(0.0), p), Op("Where", Op("Not", odd), p, Const(0.0)))
+    return Alt(Tag("guard", "1", guard), p)
 
 
 def _attended(scores: Pattern) -> Alt:
@@ -89,8 +94,10 @@ def one_op(node: gs.Node, view: View) -> str | None:
     name = node.name or node.outputs[0].name
     if view.rank(node.inputs[0]) != 4:
         return f"'{name}' is not over four axes"
-    if len(node.inputs) > 4:
+    if any(not i.is_empty() for i in node.inputs[4:]):
         return f"'{name}' has a cache or key lengths"
+    if view.opset >= 24 and len(node.inputs) > 3 and not _as_long(node.inputs[3], node.inputs[1], view):
+        return f"the mask '{node.inputs[3].name}' may be shorter than the keys, which '{name}' then pads"
     if any(not o.is_empty() for o in node.outputs[1:]):
         return f"the cache or the scores of '{name}' are outputs"
     if node.attrs.get("is_causal", 0) or node.attrs.get("softcap", 0.0) or "softmax_precision" in node.attrs:
@@ -101,6 +108,15 @@ def one_op(node: gs.Node, view: View) -> str | None:
     if not isinstance(view.last_dim(node.inputs[0]), int) and "scale" not in node.attrs:
         return f"the head size of '{name}' is unknown"
     return None
+
+
+def _as_long(mask: gs.Tensor, keys: gs.Tensor, view: View) -> bool:
+    """Whether a mask is known to have a value for every key; from opset 24 on it may have fewer."""
+    if mask.is_empty():
+        return True
+    shape = view.shape(keys)
+    length = shape[-2] if shape is not None and len(shape) > 1 else None
+    return length is not None and view.last_dim(mask) == length
 
 
 def _standard(*inputs: Pattern) -> Alt:
@@ -139,7 +155,8 @@ def _where(m: Match, view: View) -> str | None:
             a, b = q[axis], other[axis]
             if axis == "h" and b == 1:  # one head of k and v for all of q, as the products broadcast it
                 continue
-            if isinstance(a, int) and isinstance(b, int) and a != b:
+            known = isinstance(a, int) and isinstance(b, int)
+            if a != b and (known or (axis != "d" and 1 in (a, b))):  # 1: the product would broadcast it
                 return (
                     f"'{m.tensors['q'].name}' and '{m.tensors[name].name}' differ in axis {axis} ({a}, {b})"
                 )
@@ -154,19 +171,18 @@ def _mask_fits(m: Match, q: dict[str, Dim], k: dict[str, Dim], view: View) -> st
         full = (q["b"], q["h"], q["s"], k["s"])
     for name in ("mask", "condition", "bias"):
         tensor = m.tensors.get(name)
-        if tensor is None:
-            continue
-        shape = view.shape(tensor)
-        if shape is None:
-            return f"the rank of the mask '{tensor.name}' is unknown"
-        if len(shape) > len(full):
-            return f"the mask '{tensor.name}' raises the rank of the scores"
-        for own, whole in zip(reversed(shape), reversed(full), strict=False):
-            if isinstance(own, int) and own != 1 and isinstance(whole, int) and own != whole:
-                return f"the mask '{tensor.name}' {show(shape)} does not broadcast to {show(full)}"
-    if any(value == 0 for value in (scale_of(m), scale_of(m, "q_"), scale_of(m, "k_"))):
-        return "the scale is 0"
-    return None
+        if tensor is not None and (reason := fits_into(tensor, full, view)) is not None:
+            return reason
+    return _scales_usable(m)
+
+
+def _scales_usable(m: Match) -> str | None:
+    """Condition of the factors: their product may be applied to the scores without an overflow of its own."""
+    before = {n: scale_of(m, f"{n}_") for n in ("q", "k")}
+    for name, scale in before.items():
+        if not FACTORS[0] <= abs(scale) <= FACTORS[1] and scale != 0 and np.isfinite(scale):
+            return f"'{m.tensors[name].name}' is scaled by {scale:g}, which the scores may not bear"
+    return numbers_usable(m, scale_of(m), *before.values())
 
 
 def _attributes(m: Match, view: View) -> dict[str, Attribute]:
@@ -178,9 +194,23 @@ def _attributes(m: Match, view: View) -> dict[str, Attribute]:
         keep: dict[str, Attribute] = {"fill": float("-inf"), "keep": 1} if "condition" in m.tensors else {}
         # the operator gives 0 for a row that is masked whole, where softmax alone would give NaN
         guard = int("condition" in m.tensors or "mask" in m.tensors)
-        return {"scale": float(scale), **keep, **layouts, "guard": guard}
-    scale = scale_of(m) * scale_of(m, "q_") * scale_of(m, "k_")
-    return {"scale": scale, **fill_attributes(m), **layouts, "guard": int("guard" in m.tags)}
+        early = _before_product(m, view, float(scale))  # the operator's definition scales q and k
+        return {"scale": float(scale), **early, **keep, **layouts, "guard": guard}
+    before = scale_of(m, "q_") * scale_of(m, "k_")
+    scale = scale_of(m) * before
+    return {
+        "scale": scale,
+        **_before_product(m, view, before),
+        **fill_attributes(m),
+        **layouts,
+        "guard": int("guard" in m.tags),
+    }
+
+
+def _before_product(m: Match, view: View, scale: float) -> dict[str, Attribute]:
+    """How much of the scale q takes before the product: the model's part of it, for fp16 scores overflow."""
+    half = view.dtype(m.tensors["q"]) == TensorProto.FLOAT16
+    return {"prescale": scale} if half and scale != 1.0 else {}
 
 
 def _without_guard(m: Match, view: View, attributes: dict[str, Attribute]) -> dict[str, Attribute]:
@@ -191,8 +221,14 @@ def _without_guard(m: Match, view: View, attributes: dict[str, Attribute]) -> di
     elif "mask" in m.tensors:
         open_row = view.is_finite(m.tensors["mask"]) or _open_rows(view.value(m.tensors["mask"]))
     else:
-        open_row = not masks or bool(np.isfinite(m.values.get("fill", -np.inf)))
+        finite = not masks or bool(np.isfinite(m.values.get("fill", -np.inf)))
+        open_row = finite or _kept_rows(view.value(m.tensors["condition"]), bool(attributes["keep"]))
     return {**attributes, "guard": 0} if open_row else attributes
+
+
+def _kept_rows(condition: np.ndarray | None, keep: bool) -> bool:
+    """Whether a constant condition, a causal one say, keeps something of every row."""
+    return condition is not None and condition.ndim > 0 and bool((condition == keep).any(axis=-1).all())
 
 
 def _open_rows(mask: np.ndarray | None) -> bool:
@@ -215,9 +251,13 @@ def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str,
     rank = len(str(attributes["q_layout"]))
     straight = list(range(rank))
     swapped = [*straight[:-2], rank - 1, rank - 2]
-    scores = b.wide(b.op("MatMul", arranged("q", straight), arranged("k", swapped)))
-    if attributes["scale"] != 1.0:
-        scores = b.op("Mul", scores, float(attributes["scale"]))
+    q, k = arranged("q", straight), arranged("k", swapped)
+    before = float(attributes.get("prescale", 1.0))
+    if before != 1.0:
+        q = b.op("Mul", q, b.narrow(b.const(before)))
+    scores = b.wide(b.op("MatMul", q, k))
+    if (rest := float(attributes["scale"]) / before) != 1.0:
+        scores = b.op("Mul", scores, rest)
     if "bias" in names:
         scores = b.op("Add", scores, b.wide(names["bias"]))
     p = b.op("Softmax", apply_mask(b, scores, attributes, names), axis=-1)
@@ -236,7 +276,12 @@ def _variant(site: Site) -> tuple[str, ...]:
     arranged = () if same == ("bhsd",) else same if len(same) == 1 else tuple(layouts)
     guard = ("guard",) if site.attributes["guard"] else ()
     bias = ("bias",) if "bias" in site.tensors else ()
-    return (*bias, *mask_words(site), *guard, *arranged, *word("scale", float(site.attributes["scale"]), 1.0))
+    scales = (*_word(site, "scale"), *_word(site, "prescale"))
+    return (*bias, *mask_words(site), *guard, *arranged, *scales)
+
+
+def _word(site: Site, scale: str) -> tuple[str, ...]:
+    return word(scale, float(site.attributes.get(scale, 1.0)), 1.0)
 
 
 # y = softmax(scale * q k^T + bias + mask) v, in the layouts that the attributes name

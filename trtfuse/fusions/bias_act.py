@@ -14,7 +14,7 @@ import onnx_graphsurgeon as gs
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site, word
 from trtfuse.fusions._spelling import half_of, product, row_or_scalar, soft, square
-from trtfuse.pattern import Alt, Const, Match, Op, Pattern, Tag, Var, Where, close
+from trtfuse.pattern import UNTOLD, Alt, Const, Match, Op, Pattern, Tag, Var, Where, close
 from trtfuse.view import View
 
 ROOT_TWO = Const(math.sqrt(2), says="sqrt(2)")
@@ -22,12 +22,14 @@ HALF_ROOT = Const(math.sqrt(0.5), says="1/sqrt(2)")
 TANH_SLOPE = Const(math.sqrt(2 / math.pi), says="sqrt(2/pi)")
 CUBIC = Const(0.044715)
 SIXTH = Const(1 / 6, says="1/6")
+LARGEST = float(np.finfo(np.float32).max)  # the bounds of a Clip that has none
 
 
 def _gelu(z: Pattern) -> Pattern:
-    erf = Op("Erf", Alt(Op("Div", z, ROOT_TWO), Op("Mul", z, HALF_ROOT)))
+    erf = soft(Op("Erf", soft(Alt(Op("Div", z, ROOT_TWO), Op("Mul", z, HALF_ROOT)))))
     one_plus = Op("Add", erf, Const(1.0))
     return Alt(
+        Op("Mul", z, Op("Add", half_of(erf), Const(0.5, says="1/2"))),
         product(z, Const(0.5, says="1/2"), one_plus),
         Op("Mul", z, half_of(one_plus)),
         Op("Mul", half_of(z), one_plus),
@@ -37,10 +39,11 @@ def _gelu(z: Pattern) -> Pattern:
 
 def _gelu_tanh(z: Pattern) -> Pattern:
     cube = Alt(Op("Pow", z, Const(3.0)), Op("Mul", square(z), z))
-    plain = Op("Mul", Op("Add", z, Op("Mul", cube, CUBIC)), TANH_SLOPE)
     quadratic = Alt(product(CUBIC, z, z), Op("Mul", square(z), CUBIC))
+    cubic = Alt(Op("Mul", cube, CUBIC), Op("Mul", quadratic, z), Op("Mul", Op("Mul", z, CUBIC), square(z)))
+    plain = Op("Mul", Op("Add", z, cubic), TANH_SLOPE)
     factored = product(TANH_SLOPE, z, Op("Add", quadratic, Const(1.0)))
-    one_plus = Op("Add", Op("Tanh", Alt(plain, factored)), Const(1.0))
+    one_plus = Op("Add", soft(Op("Tanh", soft(Alt(plain, factored)))), Const(1.0))
     return Alt(
         product(z, Const(0.5, says="1/2"), one_plus),
         Op("Mul", z, half_of(one_plus)),
@@ -51,26 +54,47 @@ def _gelu_tanh(z: Pattern) -> Pattern:
 
 def _hardswish(z: Pattern) -> Pattern:
     shifted = Op("Add", z, Const(3.0))
+    below = Op("Min", shifted, Const(6.0))
     clip = Alt(
-        Op("Clip", shifted, where=clips_0_to_6, rest=True),
-        Op("Min", Op("Relu", shifted), Const(6.0)),
-        Op("Min", Op("Max", shifted, Const(0.0)), Const(6.0)),
+        Op("Clip", shifted, where=clips(0, 6), rest=True),
+        Op("Clip", Op("Relu", shifted), where=clips(None, 6), rest=True),
+        Op("Min", Alt(Op("Relu", shifted), Op("Max", shifted, Const(0.0))), Const(6.0)),
+        Op("Relu", below),
+        Op("Max", below, Const(0.0)),
     )
+    sixth = Alt(Op("Mul", z, SIXTH), Op("Div", z, Const(6.0)))
+    line = Op("Add", sixth, Const(0.5, says="1/2"))
     return Alt(
         Op("Div", Op("Mul", z, clip), Const(6.0)),
         Op("Mul", z, Op("Div", clip, Const(6.0))),
         product(z, clip, SIXTH),
+        Op("Mul", z, Op("Clip", line, where=clips(0, 1), rest=True)),
         Op("Mul", z, Op("HardSigmoid", z, where=hard_sigmoid_sixth)),
         Op("HardSwish", z),
     )
 
 
-def clips_0_to_6(node: gs.Node, view: View) -> str | None:
-    low = node.attrs.get("min") if len(node.inputs) < 2 else view.scalar(node.inputs[1])
-    high = node.attrs.get("max") if len(node.inputs) < 3 else view.scalar(node.inputs[2])
-    if low != 0 or high != 6:
-        return f"'{node.outputs[0].name}' is clipped to {low} and {high}, not to 0 and 6"
-    return None
+def clips(low: float | None, high: float | None) -> Where:
+    """Condition of Clip: these bounds. None for low: what comes in is not negative; for high: no bound."""
+    lows = (low,) if low is not None else (0.0, -LARGEST)
+    highs = (high,) if high is not None else (LARGEST,)
+
+    def where(node: gs.Node, view: View) -> str | None:
+        bottom, top = _bound(node, 1, "min", -LARGEST, view), _bound(node, 2, "max", LARGEST, view)
+        if bottom in lows and top in highs:
+            return None
+        name, wanted = node.outputs[0].name, f"{lows[0]:g} and {highs[0]:g}"
+        return f"'{name}' is clipped to {bottom:g} and {top:g}, not to {wanted}"
+
+    return where
+
+
+def _bound(node: gs.Node, position: int, attribute: str, absent: float, view: View) -> float:
+    """A bound of Clip; NaN where it is not constant."""
+    if len(node.inputs) > position and not node.inputs[position].is_empty():
+        value = view.scalar(node.inputs[position])
+        return math.nan if value is None else value
+    return float(node.attrs.get(attribute, absent))
 
 
 def hard_sigmoid_sixth(node: gs.Node, _: View) -> str | None:
@@ -81,17 +105,28 @@ def hard_sigmoid_sixth(node: gs.Node, _: View) -> str | None:
 
 
 def _silu(z: Pattern) -> Pattern:
-    gate = Op("Sigmoid", Alt(z, Op("Mul", z, Const(1.0))))
-    return Alt(Op("Mul", z, gate), Op("Swish", z, where=alpha_is(1.0)))
+    return Alt(
+        Op("Mul", z, silu_gate(z)),
+        Op("Div", z, Op("Add", Op("Exp", Op("Neg", z)), Const(1.0))),
+        Op("Swish", z, where=alpha_is(1.0)),
+        Op("com.microsoft.QuickGelu", z, where=alpha_is(1.0, 1.702)),
+    )
+
+
+def silu_gate(z: Pattern) -> Alt:
+    return soft(Op("Sigmoid", soft(Alt(z, Op("Mul", z, Const(1.0))))))
 
 
 def _quick_gelu(z: Pattern) -> Pattern:
-    gate = Op("Sigmoid", Op("Mul", z, Const(1.702)))
     return Alt(
-        Op("Mul", z, gate),
+        Op("Mul", z, quick_gelu_gate(z)),
         Op("Swish", z, where=alpha_is(1.702)),
         Op("com.microsoft.QuickGelu", z, where=alpha_is(1.702, 1.702)),
     )
+
+
+def quick_gelu_gate(z: Pattern) -> Alt:
+    return soft(Op("Sigmoid", soft(Op("Mul", z, Const(1.702)))))
 
 
 def alpha_is(wanted: float, usual: float = 1.0) -> Where:
@@ -105,7 +140,7 @@ def alpha_is(wanted: float, usual: float = 1.0) -> Where:
 
 
 def _mish(z: Pattern) -> Pattern:
-    softplus = Alt(Op("Softplus", z), Op("Log", Op("Add", Op("Exp", z), Const(1.0))))
+    softplus = soft(Alt(Op("Softplus", soft(z)), Op("Log", Op("Add", Op("Exp", soft(z)), Const(1.0)))))
     return Alt(Op("Mul", z, Op("Tanh", softplus)), Op("Mish", z))
 
 
@@ -132,7 +167,9 @@ COMPOSED: dict[str, Callable[[Pattern], Pattern]] = {
 }
 # Those of one operator: fused only with a bias.
 SINGLE: dict[str, Callable[[Pattern], Pattern]] = {
-    "relu": lambda z: Alt(Op("Relu", z), Op("Max", z, Const(0.0))),
+    "relu": lambda z: Alt(
+        Op("Relu", z), Op("Max", z, Const(0.0)), Op("Clip", z, where=clips(0, None), rest=True)
+    ),
     "sigmoid": lambda z: Op("Sigmoid", z),
     "tanh": lambda z: Op("Tanh", z),
     "leaky_relu": lambda z: Op("LeakyRelu", z),
@@ -170,8 +207,10 @@ def activate(b: Body, x: str, attributes: dict[str, Attribute]) -> str:
 
 def _where(m: Match, view: View) -> str | None:
     if view.is_fixed(m.tensors["x"]):
-        return f"'{m.tensors['x'].name}' is constant"
-    return row_or_scalar(m, "bias", "x", view)
+        return UNTOLD
+    reason = row_or_scalar(m, "bias", "x", view)
+    # of an operator and an Add, as after a convolution, TensorRT makes one by itself
+    return UNTOLD if reason is not None and m.tags["activation"] in SINGLE else reason
 
 
 def _body(b: Body, attributes: dict[str, Attribute], names: Names, _: tuple[str, ...]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site
 from trtfuse.fusions._spelling import row_or_scalar, same_shape, show
 from trtfuse.fusions.bias_act import activate, activated, activation_attributes, activation_words
-from trtfuse.pattern import Alt, Match, Op, Var
+from trtfuse.pattern import UNTOLD, Alt, Match, Op, Var
 from trtfuse.view import View
 
 
@@ -39,11 +39,9 @@ def _where(m: Match, view: View) -> str | None:
     if view.rank(weight) != 2:
         return f"'{weight.name}' of shape {show(view.shape(weight))} is not a matrix"
     if view.is_fixed(m.tensors["x"]):
-        return f"'{m.tensors['x'].name}' is constant"
-    assert m.root is not None
-    return _bias(m, view) or (
-        same_shape(m.tensors["residual"], m.root.outputs[0], view) if "residual" in m.tensors else None
-    )
+        return UNTOLD
+    residual = m.tensors.get("residual")
+    return _bias(m, view) or (same_shape(residual, m.tensors["z"], view) if residual is not None else None)
 
 
 def _bias(m: Match, view: View) -> str | None:

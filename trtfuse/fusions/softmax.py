@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site, word
-from trtfuse.fusions._spelling import last_axis_kept, show, soft, softmax_axis
-from trtfuse.pattern import Alt, Const, Match, Op, Pattern, Tag, Var
+from trtfuse.fusions._spelling import fits_into, last_axis_kept, soft, softmax_axis
+from trtfuse.pattern import UNTOLD, Alt, Const, Match, Op, Pattern, Tag, Var
 from trtfuse.view import View
 
 MASK, CONDITION = Var("mask"), Var("condition")
@@ -17,8 +19,9 @@ def scaled(x: Pattern, stem: str = "") -> Alt:
 
 
 def scale_of(m: Match, stem: str = "") -> float:
-    """The factor that `scaled` found, 1 if none."""
-    return m.values.get(f"{stem}factor", 1.0) / m.values.get(f"{stem}divisor", 1.0)
+    """The factor that `scaled` found, 1 if none; NaN for a division by 0."""
+    divisor = m.values.get(f"{stem}divisor", 1.0)
+    return m.values.get(f"{stem}factor", 1.0) / divisor if divisor else math.nan
 
 
 def masked(scores: Pattern) -> tuple[Pattern, ...]:
@@ -42,19 +45,19 @@ def normalised(scores: Pattern) -> Alt:
 
 def mask_fits(m: Match, main: str, view: View) -> str | None:
     """Condition of a mask: that it broadcasts to the scores and does not enlarge them."""
-    for name in ("mask", "condition"):
-        tensor = m.tensors.get(name)
-        if tensor is None:
-            continue
-        shape, full = view.shape(tensor), view.shape(m.tensors[main])
-        if shape is None or full is None:
-            return f"the rank of '{(tensor if shape is None else m.tensors[main]).name}' is unknown"
-        if len(shape) > len(full):
-            return f"the mask '{tensor.name}' raises the rank of the scores"
-        for own, whole in zip(reversed(shape), reversed(full), strict=False):
-            if isinstance(own, int) and own != 1 and isinstance(whole, int) and own != whole:
-                return f"the mask '{tensor.name}' {show(shape)} does not broadcast to {show(full)}"
-    return None
+    full = view.shape(m.tensors[main])
+    if full is None:
+        return f"the rank of '{m.tensors[main].name}' is unknown"
+    masks = (m.tensors[n] for n in ("mask", "condition") if n in m.tensors)
+    return next((reason for t in masks if (reason := fits_into(t, full, view))), None)
+
+
+def numbers_usable(m: Match, *scales: float) -> str | None:
+    """Condition of the constants: scales that are finite and not 0, a mask that does not fill with NaN."""
+    for scale in scales:
+        if scale == 0 or not math.isfinite(scale):
+            return f"the scale is {scale:g}"
+    return "the mask fills with NaN" if math.isnan(m.values.get("fill", 0.0)) else None
 
 
 def fill_attributes(m: Match) -> dict[str, Attribute]:
@@ -87,10 +90,10 @@ def _where(m: Match, view: View) -> str | None:
     if view.rank(x) in (None, 0):
         return f"the rank of '{x.name}' is unknown"
     if len(m.nodes) < 2:
-        return "a softmax alone has nothing to fuse"
+        return UNTOLD  # a softmax alone
     if view.is_fixed(x):
         return f"'{x.name}' is constant"
-    return mask_fits(m, "x", view) or (None if scale_of(m) else "the scale is 0")
+    return mask_fits(m, "x", view) or numbers_usable(m, scale_of(m))
 
 
 def _attributes(m: Match, _: View) -> dict[str, Attribute]:
