@@ -105,3 +105,13 @@ def test_sequences_and_optionals_pass_through() -> None:
     made, sites, _ = fused(model)
     assert names(sites) == ["TrtfuseLayerNorm"]
     assert_same(model, made, g.feeds)
+
+
+def test_placeholder_names_of_dimensions_are_no_symbols_for_a_target() -> None:
+    """Two dimensions named "?" are not of one size."""
+    g = Graph()
+    model = finish(g, g.Relu(g.input("x", ("batch", "?", "?"))))
+    held = models.hold(model, Path("m.onnx"))
+    dims = normalise.without_placeholders(held).proto.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param for d in dims] == ["batch", "", ""]
+    assert held.proto.graph.input[0].type.tensor_type.shape.dim[1].dim_param == "?"

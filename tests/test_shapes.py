@@ -41,13 +41,18 @@ def weight(name: str, *dims: int) -> TensorProto:
         (["x:scalar", "y:[]"], {"x": (), "y": ()}),
         (["x:(3,)"], {"x": (3,)}),
         (["a b:1X2"], {"a b": (1, 2)}),
-        (["x:0x4"], {"x": (0, 4)}),
+        (["x:1x2 y:[3] z:4"], {"x": (1, 2), "y": (3,), "z": (4,)}),
         (["x:1x2", "x:1x2"], {"x": (1, 2)}),
         ([], {}),
     ],
 )
 def test_reads_both_spellings(specs, expected):
     assert parse_shapes(specs) == expected
+
+
+def test_an_empty_size_is_refused():
+    with pytest.raises(InputError, match="a size is 1 or more"):
+        parse_shapes(["x:0x4"])
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,9 @@ def make_report(
             engine=_engine_accuracy(engine_accuracy, why, commands if engine_path is not None else [], model),
         ),
         latency_ms=latencies
-        or unmeasured_latencies(why, model, engine_path, target=target or "", shapes=opt),
+        or unmeasured_latencies(
+            why, model, engine_path, target=target or "", shapes=opt, profiled=_profile_words(profile)
+        ),
         engine=_engine_info(engine, engine_path, target),
         environment=environment(),
         timings=dict(timings or {}),
@@ -203,6 +205,16 @@ def _tensor(value: ValueInfoProto) -> Tensor:
     dims = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim]
     dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower()
     return Tensor(name=value.name, dtype=dtype, shape=dims if tensor.HasField("shape") else None)
+
+
+def _profile_words(profile: Any) -> list[str]:
+    """A profile as options of `trtfuse build`."""
+    words: list[str] = []
+    for option in ("min", "opt", "max"):
+        shapes = dict(getattr(profile, option)) if profile is not None else {}
+        if shapes:
+            words += [f"--{option}-shapes", *(f"{n}:[{','.join(map(str, s))}]" for n, s in shapes.items())]
+    return words
 
 
 def _profile(profile: Any) -> ProfileInfo:
@@ -343,9 +355,13 @@ def unmeasured_latencies(
     *,
     target: str = "tensorrt-rtx",
     shapes: Mapping[str, Sequence[int]] | None = None,
+    profiled: Sequence[str] | None = None,
 ) -> Latencies:
-    """Latencies that nobody measured, each with the command that does on a machine with the engine's GPU."""
-    repeat = ["--iterations", "200", "--warm-up", "20"]
+    """Latencies that nobody measured, each with the command that does on a machine with the engine's GPU.
+
+    profiled: the options that give the plain engine the same profile.
+    """
+    repeat = ["--sequential-runners", "--iterations", "200", "--warm-up", "20"]
     if shapes:
         repeat += ["--input-shapes", *(f"{n}:[{','.join(map(str, s))}]" for n, s in shapes.items())]
     rtx = "POLYGRAPHY_USE_TENSORRT_RTX=1 " if target == "tensorrt-rtx" else ""
@@ -357,7 +373,7 @@ def unmeasured_latencies(
     named = ["--target", target] if target in ("tensorrt", "tensorrt-rtx") else []
     build = ["trtfuse", "build", str(model), *named]
     plain = Path(engine if engine is not None else Path(model).name).with_suffix(".plain.engine")
-    bare = shlex.join([*build, "--select", "none", "-o", str(plain)])
+    bare = shlex.join([*build, *(profiled or ()), "--select", "none", "-o", str(plain)])
     original = ["polygraphy", "run", str(model), "--onnxrt", "--providers", "cuda", *repeat]
     return Latencies(
         engine=Latency(

@@ -12,7 +12,7 @@ from trtfuse.fusions import FUSIONS, NAMES
 from trtfuse.view import View
 
 SCHEMA = "trtfuse/select/1"
-LOWERINGS = ("plugin", "native", "keep")
+LOWERINGS = ("native", "keep")
 
 
 def disjoint(sites: list[Site], view: View) -> list[Site]:
@@ -42,7 +42,7 @@ def choose(sites: list[Site], select: str | Path) -> list[Site]:
     """Sets `lowering` and `reason` of each site; returns those to be fused.
 
     select: "all", "none", "auto", or a selection file (JSON: schema "trtfuse/select/1", "ops" and "sites",
-    each from a name to plugin, native or keep; sites win over ops). Raises InputError for an unusable file.
+    each from a name to native or keep; sites win over ops). Raises InputError for an unusable file.
     """
     policy = str(select)
     if policy in ("all", "auto", "none"):

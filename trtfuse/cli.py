@@ -185,7 +185,9 @@ def build(
     opt_shapes: OptShapes = None,
     max_shapes: MaxShapes = None,
     select: Select = "auto",
-    qdq: Annotated[Qdq, typer.Option(help="What to do with Q/DQ that the target cannot take.")] = Qdq.auto,
+    qdq: Annotated[
+        Qdq, typer.Option(help="Take out Q/DQ first: all (drop), or what TensorRT refuses (auto).")
+    ] = Qdq.keep,
     compute_capability: Capability = None,
     atol: Atol = None,
     rtol: Rtol = None,
@@ -233,7 +235,7 @@ def build(
             load_inputs=load_inputs,
             timing_cache=timing_cache,
             report=report,
-            verbose=verbose > 0,
+            verbose=verbose > 1,
             progress=progress,
         )
         made = result.to_report()

@@ -7,6 +7,8 @@ from.
 
 from __future__ import annotations
 
+import re
+
 import onnx
 import onnx.inliner
 import onnx.shape_inference
@@ -20,6 +22,7 @@ from trtfuse.model import Model, graphs, one_line
 from trtfuse.view import View, inner_graphs, kind
 
 DOMAIN = "trtfuse"
+PLACEHOLDER = re.compile(r"\?|-1|None|none|unk__\d+|unknown|dynamic|Dynamic")
 
 
 def inline_functions(model: Model, ours: frozenset[str]) -> Model:
@@ -91,6 +94,20 @@ def _read_by_lists_of_graphs(graph: GraphProto) -> set[str]:
         for inner in graphs(outer)
     ]
     return {name for g in lists for n in g.node for name in n.input}
+
+
+def without_placeholders(model: Model) -> Model:
+    """The model, for a target, without names of dimensions that stand for any size ("?", "None", "unk__3").
+
+    Exporters give such a name to dimensions that differ; a target takes equal names for equal sizes.
+    """
+    result = model.copy()
+    for graph in graphs(result.proto.graph):
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            for dim in info.type.tensor_type.shape.dim:
+                if PLACEHOLDER.fullmatch(dim.dim_param):
+                    dim.ClearField("dim_param")
+    return result
 
 
 def pass_over(view: View) -> int:

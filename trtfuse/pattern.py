@@ -180,7 +180,9 @@ def _var(p: Var, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterator[M
         yield m.bind(p.name, t)
     elif bound is t or same_constant(bound, t, view):
         yield m
-    else:
+    elif view.is_fixed(bound) or not view.is_fixed(
+        t
+    ):  # else a constant, tried in the place of the other factor
         trace.fail(m, f"'{t.name}' is not '{bound.name}'")
 
 

@@ -119,7 +119,9 @@ def fuse(
             if dropped:
                 reference = folder / "dequantized.onnx"
                 models.save(plain, reference)
-            inputs = _inputs(reference, source, None, derive_profile(source.proto))
+            inputs = _inputs(
+                reference, source, None, derive_profile(normalise.without_placeholders(source).proto)
+            )
             proof = _Proof(reference, inputs, Tolerances.default(), result.sites)
             result.accuracy = proof.gate(made, "fused file")
     with stages("write"):
@@ -142,7 +144,7 @@ def explain(
     with stages("match"):
         plain, dropped = _without_qdq(source, qdq, "")
         matched = match(normalise.inline_functions(plain, NAMES))
-    profile = derive_profile(source.proto, shapes=shapes)
+    profile = derive_profile(normalise.without_placeholders(source).proto, shapes=shapes)
     result = _result(model, "onnx", source, matched, stages, profile)
     result.notes = dropped
     return result
@@ -170,7 +172,12 @@ def check(
         source = models.load(reference)
         models.load(candidate)
     with stages("verify"):
-        inputs = _inputs(Path(reference), source, load_inputs, derive_profile(source.proto, shapes=shapes))
+        inputs = _inputs(
+            Path(reference),
+            source,
+            load_inputs,
+            derive_profile(normalise.without_placeholders(source).proto, shapes=shapes),
+        )
         return compare(
             Path(reference), Path(candidate), inputs, Tolerances.parse(atol, rtol, check_error_stat)
         )
@@ -187,7 +194,7 @@ def build(
     opt_shapes: Sequence[str] = (),
     max_shapes: Sequence[str] = (),
     select: str | Path = "auto",
-    qdq: str = "auto",
+    qdq: str = "keep",
     compute_capability: Sequence[str] = (),
     atol: Sequence[str] = (),
     rtol: Sequence[str] = (),
@@ -204,7 +211,12 @@ def build(
     (`<engine's stem>.fused.onnx`), the report into `report`, by default `<engine's stem>.report`.
     target: "auto", "tensorrt", "tensorrt-rtx" or "onnx" (the fused file is the product then).
     shapes, min_shapes, opt_shapes, max_shapes: "x:1x128" or "x:[1,128]"; what is left out is derived.
-    qdq: what happens to QuantizeLinear and DequantizeLinear that the target refuses: "auto", "keep", "drop".
+    qdq: "drop" takes QuantizeLinear and DequantizeLinear out first, "auto" those that TensorRT refuses; how
+        far that moves the outputs is measured and said, and all further comparisons are with what is left.
+    select: "auto", "all", "none" or a selection file. compute_capability: GPU architectures ("8.9").
+    atol, rtol, check_error_stat: tolerances in Polygraphy's words ("1e-5", "out:1e-3").
+    load_inputs: .npz or Polygraphy's JSON; by default inputs are made from what reads each of them.
+    timing_cache: a file of measurements, read and kept up to date. precision: "keep".
     verbose: the target's own messages go to stderr.
 
     Raises InputError (2), GateError (1), BuildError (3) or EnvironmentMissing (4); nothing new is then left
@@ -223,7 +235,8 @@ def build(
     check_folder(places.report)
     notes: list[str] = []
     with stages("match"):
-        profile = derive_profile(source.proto, min=min_shapes, opt=opt_shapes, max=max_shapes, shapes=shapes)
+        plainly = normalise.without_placeholders(source).proto
+        profile = derive_profile(plainly, min=min_shapes, opt=opt_shapes, max=max_shapes, shapes=shapes)
         normal = normalise.inline_functions(source, frozenset())
         plain, dropped = _without_qdq(normal, qdq, target)
         matched = match(plain, select)
@@ -334,7 +347,7 @@ def _result(
 
 def _without_qdq(model: Model, mode: str, target: str) -> tuple[Model, list[str]]:
     """The model as the target takes its quantization, and in words what was changed."""
-    if mode == "keep" or (target == "onnx" and mode == "auto"):
+    if mode == "keep":
         return model, []
     proto, report = quantization.apply(model.proto, mode, load=model.tensor)
     if not report.changed:
@@ -389,7 +402,10 @@ def _effect(original: Path, changed: Path, inputs: Inputs) -> str:
 
     accuracy = compare(original, changed, inputs, Tolerances.parse(["inf"], ["inf"]), optimized=False)
     moved = ", ".join(f"{name} by at most {o.max_abs:.3g}" for name, o in accuracy.outputs.items())
-    return f"without these, ONNX Runtime's outputs move: {moved} (compared on {accuracy.inputs} inputs)"
+    return (
+        f"taking quantization out moves the model's outputs in ONNX Runtime: {moved} (on {accuracy.inputs} "
+        "inputs); all further comparisons are with the dequantized model"
+    )
 
 
 def _lowered(
@@ -412,12 +428,14 @@ def _lowered(
         again = match(newer, select)
         if [s.id for s in again.chosen] == [s.id for s in matched.chosen]:
             with contextlib.suppress(onnx.checker.ValidationError):
-                models.save(lower.native(newer, again.view, again.chosen), path)
+                made = lower.native(newer, again.view, again.chosen)
+                models.save(normalise.without_placeholders(made), path)
                 if proof.accuracy(path).passed:
                     notes.append(f"for the target the model is raised from opset {plain.opset} to {opset}")
                     return
         notes.append(f"the model stays at opset {plain.opset}: onnx's converter to {opset} changes it")
-    models.save(lower.native(plain, matched.view, matched.chosen), path)
+    made = lower.native(plain, matched.view, matched.chosen)
+    models.save(normalise.without_placeholders(made), path)
     proof.gate(path, "file for the target")
 
 

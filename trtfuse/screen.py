@@ -159,18 +159,15 @@ def show_fuse(report: Report) -> None:
 
 def show_explain(report: Report) -> None:
     """`trtfuse explain`: every site, every near miss with the condition that fails, totals."""
-    if report.sites:
-        if is_terminal(sys.stdout):
-            _sites_narrow(report.sites)
-        else:
-            _sites(report.sites)
-        line()
-    if report.near_misses:
-        line("Near misses:")
-        _print(_misses(report.near_misses))
-        line()
     _fused(report, verb="found")
     _notes(report)
+    if report.sites:
+        line()
+        _sites(report.sites)
+    if report.near_misses:
+        line()
+        line("Near misses:")
+        _print(_misses(report.near_misses))
 
 
 def show_accuracy(accuracy: Accuracy) -> None:
@@ -196,12 +193,13 @@ def _fused(report: Report, verb: str = "fused") -> None:
     if not report.sites:
         line(f"no sites {verb}: no place in {report.model.path} fits a fused op")
         return
-    table = _table("op", "lowering", ">sites", ">launches", ">bytes before", ">bytes after", ">saved")
+    table = _table("op", "lowering", ">sites", ">launches*", ">bytes before*", ">bytes after", ">saved")
     for total in report.totals():
         table.add_row(*_total_cells(total))
     table.add_section()
     table.add_row(*_total_cells(report.total()))
     _print(table)
+    line("* if each operator were a kernel of its own, as in ONNX; the target fuses some of them by itself")
 
 
 def _total_cells(t: OpTotal) -> list[str]:
@@ -213,32 +211,16 @@ def _total_cells(t: OpTotal) -> list[str]:
 
 
 def _sites(sites: Sequence[Site]) -> None:
-    """Every site, in full where it is piped."""
-    table = _table(
-        "site", "op", "variant", "lowering", ">bytes before", ">bytes after", ">launches", "why", "nodes"
-    )
-    for s in sites:
-        launches = f"{s.launches_before} -> {s.launches_after}"
-        cells = (size(s.bytes_before), size(s.bytes_after), launches, s.reason, ", ".join(s.nodes))
-        table.add_row(s.id, s.op, s.variant or "-", s.lowering, *cells)
-    _print(table)
-
-
-def _sites_narrow(sites: Sequence[Site]) -> None:
-    """Every site on a terminal: how many nodes it has, and the reasons once each."""
-    table = _table("site", "op", "variant", "lowering", ">bytes", ">launches", ">nodes")
-    reasons: dict[str, int] = {}
+    """Every site: what it is, what it saves, and the last of its nodes."""
+    table = _table("site", "variant", "lowering", ">bytes", ">launches", ">nodes", "the last node")
     for s in sites:
         known = s.bytes_before is not None and s.bytes_after is not None
         traffic = f"{size(s.bytes_before)} -> {size(s.bytes_after)}" if known else "unknown"
         launches = f"{s.launches_before} -> {s.launches_after}"
-        table.add_row(s.id, s.op, s.variant or "-", s.lowering, traffic, launches, str(len(s.nodes)))
-        reasons[f"{s.lowering}: {s.reason}"] = reasons.get(f"{s.lowering}: {s.reason}", 0) + 1
+        cells = (traffic, launches, str(len(s.nodes)), s.nodes[-1] if s.nodes else "")
+        table.add_row(s.id, s.variant or "-", s.lowering, *cells)
     _print(table)
-    line()
-    for reason, count in reasons.items():
-        line(f"{_plural(count, 'site')} {reason}")
-    line("(the nodes by name: pipe this, or --json)")
+    line("(all nodes by name: --json)")
 
 
 def _misses(misses: Sequence[NearMiss]) -> Table:

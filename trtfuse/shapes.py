@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -60,7 +60,7 @@ def parse_shapes(specs: Sequence[str]) -> dict[str, Shape]:
     Raises InputError on other text and on one name with two different shapes.
     """
     shapes: dict[str, Shape] = {}
-    for spec in [specs] if isinstance(specs, str) else specs:
+    for spec in _words([specs] if isinstance(specs, str) else specs):
         at = 0
         while at < len(spec) or not spec:
             found = _SPEC.match(spec, at)
@@ -75,6 +75,14 @@ def parse_shapes(specs: Sequence[str]) -> dict[str, Shape]:
     return shapes
 
 
+def _words(specs: Sequence[str]) -> Iterator[str]:
+    """Each specification by itself, also where one text holds several with blanks between them."""
+    for spec in specs:
+        parts = spec.split()
+        several = len(parts) > 1 and all(_SPEC.fullmatch(p) for p in parts)
+        yield from parts if several else (spec,)
+
+
 def _shape(text: str, spec: str) -> Shape:
     if text == "scalar":
         return ()
@@ -84,6 +92,8 @@ def _shape(text: str, spec: str) -> Shape:
     if not all(re.fullmatch(r"\d+", p) for p in parts):
         raise InputError(f"cannot read the shape {text} in {spec!r}: sizes are whole numbers; {_HOW}")
     shape = tuple(int(p) for p in parts)
+    if 0 in shape:
+        raise InputError(f"the shape {text} in {spec!r} is empty: a size is 1 or more")
     if any(d > _LARGEST for d in shape):
         raise InputError(f"the shape {text} in {spec!r} is too large: a size is at most {_LARGEST}")
     return shape

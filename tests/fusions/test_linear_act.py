@@ -83,6 +83,48 @@ def test_no_activation_is_nothing_to_fuse() -> None:
     prove(g, linear(g, g.input("x", ROWS)), [])
 
 
+@pytest.mark.parametrize("batch", [4, "batch"])
+def test_a_residual_that_enlarges_stays_outside(batch: int | str) -> None:
+    g = Graph(13)
+    y = MATCH["silu"][0](g, linear(g, g.input("x", (1, 8, 32))))
+    made, misses = prove(g, g.Add(y, g.input("other", (batch, 8, 64))), [LINEAR])
+    assert "residual" not in ops(made)[0]
+    assert any("are not of one shape" in m.reason for m in misses)
+
+
+@pytest.mark.parametrize(
+    ("shape", "taken"), [((), True), ((1,), True), ((1, 64), True), ((8, 64), False), ((8, 1), False)]
+)
+@pytest.mark.parametrize("transposed", [0, 1])
+def test_biases_of_a_gemm(shape: tuple[int, ...], taken: bool, transposed: int) -> None:
+    g = Graph(13)
+    weight = normal((64, 32) if transposed else (32, 64), 3, scale=0.2)
+    y = g.Gemm(g.input("x", (8, 32)), weight, normal(shape, 4), transB=transposed)
+    prove(g, g.Relu(y), [LINEAR] if taken else [])
+
+
+def test_a_bias_that_enlarges_the_product_stays_outside() -> None:
+    g = Graph(13)
+    y = g.Add(g.MatMul(g.input("x", ROWS), normal((32, 1), 3)), normal((64,), 4))
+    prove(g, MATCH["silu"][0](g, y), ["TrtfuseBiasAct"])
+
+
+def test_a_product_of_one_row_and_a_bias_of_more_axes() -> None:
+    g = Graph(13)
+    y = g.Add(g.MatMul(g.input("x", (32,)), normal((32, 64), 3, scale=0.2)), normal((1, 64), 4))
+    prove(g, g.Relu(y), [LINEAR])
+
+
+def test_a_shared_weight_is_stored_once() -> None:
+    g = Graph(13)
+    weight, bias = g.weight(normal((32, 32), 3, scale=0.2)), g.weight(normal((32,), 4))
+    x = g.input("x", ROWS)
+    for _ in range(3):
+        x = g.Relu(g.Add(g.MatMul(x, weight), bias))
+    made, _ = prove(g, x, [LINEAR] * 3)
+    assert sorted(t.name for t in made.graph.initializer) == sorted([weight, bias])
+
+
 def test_a_residual_that_broadcasts_stays_outside() -> None:
     g = Graph(13)
     x, other = g.input("x", ROWS), g.input("other", (1, 8, 64))

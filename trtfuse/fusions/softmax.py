@@ -15,7 +15,8 @@ MASK, CONDITION = Var("mask"), Var("condition")
 
 def scaled(x: Pattern, stem: str = "") -> Alt:
     """x times or divided by a constant, or x as it is; bound to `<stem>factor` or `<stem>divisor`."""
-    return Alt(Op("Mul", x, Const(name=f"{stem}factor")), Op("Div", x, Const(name=f"{stem}divisor")), soft(x))
+    x = soft(x)
+    return Alt(Op("Mul", x, Const(name=f"{stem}factor")), Op("Div", x, Const(name=f"{stem}divisor")), x)
 
 
 def scale_of(m: Match, stem: str = "") -> float:

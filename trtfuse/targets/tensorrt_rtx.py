@@ -54,7 +54,8 @@ def set_capabilities(trt: Any, config: Any, wanted: tuple[str, ...]) -> tuple[tu
     if not chosen or "portable" in chosen:
         known = tuple(c for c in PORTABLE if c in offered)
         return known, [
-            f"the engine runs on NVIDIA GPUs of compute capability {', '.join(known)} and later; "
+            f"the engine runs on NVIDIA GPUs of compute capability {', '.join(known)} and later, "
+            "not on 9.0 (Hopper: --target tensorrt there); "
             "Turing needs one of its own (--compute-capability 7.5)"
         ]
     config.num_compute_capabilities = len(chosen)
