@@ -153,3 +153,32 @@ def test_half_constants_match_by_their_own_precision() -> None:
     g = Graph(13, F32)
     y = g.Div(g.input("x", (3,)), np.asarray(np.float16(2**0.5), F32))
     assert not found(Op("Div", Var("x"), Const(2**0.5)), g, y)[0]
+
+
+def test_a_part_that_stands_twice_is_one_value() -> None:
+    """exp(x/2 - max(x/2)) / sum(exp(x - max(x))) is no softmax, whichever alternative each half takes."""
+    g = Graph()
+    x = g.input("x", (2, 8))
+    half = g.Mul(x, 0.5)
+    top = g.Exp(g.Sub(half, g.reduce("ReduceMax", half)))
+    other = g.Exp(g.Sub(x, g.reduce("ReduceMax", x)))
+    model = finish(g, g.Div(top, g.reduce("ReduceSum", other)))
+    assert names(fused(model)[1]) == []
+
+
+def test_a_part_that_is_computed_twice_is_one_value() -> None:
+    g = Graph()
+    x = g.input("x", (2, 8))
+    top = g.Exp(g.Sub(x, g.reduce("ReduceMax", x)))
+    again = g.Exp(g.Sub(x, g.reduce("ReduceMax", x)))
+    model = finish(g, g.Div(top, g.reduce("ReduceSum", again)))
+    assert names(fused(model)[1]) == ["TrtfuseSoftmax"]
+
+
+def test_a_guard_of_another_softmax_is_no_guard() -> None:
+    g = Graph(18)
+    q, k, v = (g.input(n, (2, 2, 4, 8)) for n in "qkv")
+    scores = g.MatMul(q, g.Transpose(k, perm=[0, 1, 3, 2]))
+    p, other = g.Softmax(g.Mul(scores, 0.5), axis=-1), g.Softmax(g.Mul(scores, 0.1), axis=-1)
+    model = finish(g, g.MatMul(g.Where(g.IsNaN(other), 0.0, p), v))
+    assert "TrtfuseAttention" not in names(fused(model)[1])

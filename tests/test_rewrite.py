@@ -112,3 +112,41 @@ def test_what_an_inner_graph_reads_comes_before_it() -> None:
 def test_a_thousand_nodes_in_a_row_do_not_recurse() -> None:
     nodes = [helper.make_node("Neg", [f"t{k}"], [f"t{k + 1}"]) for k in reversed(range(5000))]
     assert [n.input[0] for n in in_order(nodes)][:2] == ["t0", "t1"]
+
+
+def test_a_foreign_function_of_our_name_is_not_taken_for_ours() -> None:
+    g = Graph(17)
+    x = g.input("x", ROWS)
+    body = [helper.make_node("Neg", ["a"], ["b"])]
+    name = "TrtfuseSoftmax_scale0p5"
+    g.functions.append(
+        helper.make_function("trtfuse", name, ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    )
+    y = g.node(name, g.Softmax(g.Mul(x, 0.5), axis=-1), domain="trtfuse")
+    model = finish(g, y)
+    made, _, _ = fused(model)
+    assert len({f.name for f in made.functions}) == 2
+    assert_same(model, made, g.feeds)
+
+
+def test_a_weight_that_is_an_output_keeps_its_shape() -> None:
+    g = Graph()
+    x = g.input("x", ROWS)
+    gamma = g.weight(1 + normal((1, 1, 32), 1, F32, 0.3), name="gamma")
+    y = g.Mul(layer_norm(g, x, scale=False, bias=False), gamma)
+    g.output(gamma)
+    model = finish(g, y)
+    made, _, _ = fused(model)
+    assert_same(model, made, g.feeds)
+
+
+def test_a_tensor_that_has_a_sites_name() -> None:
+    g = Graph()
+    x = g.Relu(g.input("x", ROWS))
+    g.nodes[-1].output[0] = "TrtfuseLayerNorm_0_scale"
+    gamma = g.weight(1 + normal((1, 1, 32), 1, F32, 0.3), name="gamma")
+    y = g.Mul(layer_norm(g, "TrtfuseLayerNorm_0_scale", scale=False, bias=False), gamma)
+    model = finish(g, g.Add(y, g.Mul("TrtfuseLayerNorm_0_scale", gamma)))
+    assert x
+    made, _, _ = fused(model)
+    assert_same(model, made, g.feeds)

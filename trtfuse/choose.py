@@ -9,6 +9,7 @@ from typing import Any
 from trtfuse.errors import InputError
 from trtfuse.fusion import Site
 from trtfuse.fusions import FUSIONS, NAMES
+from trtfuse.model import one_line
 from trtfuse.view import View
 
 SCHEMA = "trtfuse/select/1"
@@ -85,8 +86,8 @@ def read_selection(path: Path) -> dict[str, dict[str, str]]:
         raise InputError(
             f"cannot read the selection {path}: {e.strerror}; give auto, all, none or a file"
         ) from e
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise InputError(f"the selection {path} is not JSON: {e}") from e
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"the selection {path} is not JSON: {one_line(e)}") from e
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise InputError(f'the selection {path} is of another kind: its "schema" must be "{SCHEMA}"')
     result: dict[str, dict[str, str]] = {}

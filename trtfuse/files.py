@@ -27,6 +27,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a folder; name a file in it")
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot write {path}: it is no regular file; name another")
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)

@@ -58,7 +58,7 @@ class Site:
     """One place where a fused op fits.
 
     tensors: what its inputs are, by the declaration's names; results: its outputs likewise.
-    before: nodes that must stand before it.
+    before: nodes that must stand before it. apart: a word that tells its function from a foreign one.
     """
 
     fusion: Fusion
@@ -70,6 +70,7 @@ class Site:
     dtype: int
     opset: int
     id: str = ""
+    apart: str = ""
     lowering: str = "native"
     reason: str = ""
     before: list[NodeProto] = field(default_factory=list)
@@ -83,6 +84,7 @@ class Site:
     def variant(self) -> str:
         """What tells this body from the op's others; empty for the plain one."""
         words = [*self.fusion.variant(self), *([TYPE_NAMES[self.dtype]] if self.dtype in TYPE_NAMES else [])]
+        words += [self.apart] if self.apart else []
         return "_".join(words)
 
     @property
@@ -212,6 +214,8 @@ def _rounds_inside(found: Match, dtype: int) -> str | None:
     """Why a fused op, which rounds its result alone, would change numbers: a Cast to a narrower type."""
     for node in found.nodes:
         to = node.attrs.get("to") if node.op == "Cast" else None
+        if to == TensorProto.DOUBLE and dtype == TensorProto.FLOAT:
+            return f"'{node.outputs[0].name}' is computed in fp64"
         if to in TYPE_NAMES and to != dtype:
             return f"'{node.outputs[0].name}' is rounded to {TYPE_NAMES[to]} inside it"
     return None

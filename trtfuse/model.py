@@ -124,7 +124,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     if path.is_dir():
         raise InputError(f"{path} is a folder; name the .onnx file in it")
     try:
-        proto = onnx.load(str(path), load_external_data=False)
+        proto = onnx.load(str(path), format="protobuf", load_external_data=False)
     except (DecodeError, UnicodeDecodeError, ValueError) as e:
         raise InputError(
             f"{path} is not a whole ONNX model (cut off, or another format): export or download it again"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
-from trtfuse.view import View, kind
+from trtfuse.view import INSIDE, View, kind
 
 COMMUTATIVE = frozenset({"Add", "Mul", "Max", "Min", "And", "Or"})
 # How far a constant may be from the value of its formula, by the type it is written in: a few units in the
@@ -111,9 +111,11 @@ class Match:
     values: dict[str, float] = field(default_factory=dict)
     nodes: tuple[gs.Node, ...] = ()
     tags: dict[str, str] = field(default_factory=dict)
+    seen: dict[int, gs.Tensor] = field(default_factory=dict)
 
     def bind(self, name: str, tensor: gs.Tensor) -> Match:
-        return Match(self.root, {**self.tensors, name: tensor}, self.values, self.nodes, self.tags)
+        tensors = {**self.tensors, name: tensor}
+        return Match(self.root, tensors, self.values, self.nodes, self.tags, self.seen)
 
     def set(self, name: str, value: float) -> Match:
         return replace(self, values={**self.values, name: value})
@@ -124,7 +126,11 @@ class Match:
     def take(self, node: gs.Node) -> Match:
         if any(n is node for n in self.nodes):
             return self
-        return Match(self.root or node, self.tensors, self.values, (*self.nodes, node), self.tags)
+        nodes = (*self.nodes, node)
+        return Match(self.root or node, self.tensors, self.values, nodes, self.tags, self.seen)
+
+    def saw(self, pattern: int, tensor: gs.Tensor) -> Match:
+        return replace(self, seen={**self.seen, pattern: tensor})
 
 
 @dataclass
@@ -154,10 +160,84 @@ def roots(pattern: Pattern) -> frozenset[str]:
 
 def match(pattern: Pattern, tensor: gs.Tensor, view: View, trace: Trace) -> Iterator[Match]:
     """Every way in which `pattern` describes `tensor`, the preferred ones first."""
+    _note_repeats(pattern)
     return _match(pattern, tensor, Match(), view, trace)
 
 
+_REPEATED: set[int] = set()  # ids of the parts that stand more than once in a pattern
+_NOTED: dict[int, Pattern] = {}  # the patterns that were looked at, held so that their ids stay theirs
+
+
+def _note_repeats(pattern: Pattern) -> None:
+    if id(pattern) in _NOTED:
+        return
+    _NOTED[id(pattern)] = pattern
+    counts: dict[int, int] = {}
+    waiting: list[Pattern] = [pattern]
+    while waiting:
+        p = waiting.pop()
+        if isinstance(p, Var | Const):
+            continue
+        counts[id(p)] = counts.get(id(p), 0) + 1
+        if counts[id(p)] == 1:
+            waiting += [p.pattern] if isinstance(p, Tag) else p.args if isinstance(p, Op) else p.options
+    _REPEATED.update(i for i, n in counts.items() if n > 1)
+
+
 def _match(p: Pattern, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterator[Match]:
+    return _repeated(p, t, m, view, trace) if id(p) in _REPEATED else _single(p, t, m, view, trace)
+
+
+def _repeated(p: Pattern, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterator[Match]:
+    """A part that stands several times is one value everywhere, whichever alternative it took first."""
+    before = m.seen.get(id(p))
+    if before is t:
+        yield m
+    elif before is not None and not same_value(before, t, view):
+        if not view.is_fixed(t):  # else a constant, tried in the place of the other factor
+            trace.fail(m, f"'{t.name}' is not '{before.name}'")
+    else:
+        for found in _single(p, t, m, view, trace):
+            yield found if before is not None else found.saw(id(p), t)
+
+
+def same_value(a: gs.Tensor, b: gs.Tensor, view: View, depth: int = 12) -> bool:
+    """Whether two tensors are computed alike from the same tensors, Casts between floats apart."""
+    a, b = _uncast(a, view), _uncast(b, view)
+    if a is b or same_constant(a, b, view):
+        return True
+    one, other = view.producer(a), view.producer(b)
+    if one is None or other is None or depth == 0 or kind(one) != kind(other):
+        return False
+    if view.scope(one) != view.scope(other) or one.outputs[0] is not a or other.outputs[0] is not b:
+        return False
+    if len(one.inputs) != len(other.inputs) or not _same_attributes(one, other):
+        return False
+    orders = [list(other.inputs)]
+    if kind(one) in COMMUTATIVE and len(one.inputs) == 2:
+        orders.append(orders[0][::-1])
+    return any(
+        all(same_value(p, q, view, depth - 1) for p, q in zip(one.inputs, order, strict=True))
+        for order in orders
+    )
+
+
+def _same_attributes(one: gs.Node, other: gs.Node) -> bool:
+    if one.attrs.keys() != other.attrs.keys():
+        return False
+    plain = (int, float, str, list)
+    return all(isinstance(v, plain) and v == other.attrs[k] for k, v in one.attrs.items())
+
+
+def _uncast(tensor: gs.Tensor, view: View) -> gs.Tensor:
+    node = view.producer(tensor)
+    while node is not None and node.op == "Cast" and view.dtype(node.inputs[0]) in INSIDE:
+        tensor = node.inputs[0]
+        node = view.producer(tensor)
+    return tensor
+
+
+def _single(p: Pattern, t: gs.Tensor, m: Match, view: View, trace: Trace) -> Iterator[Match]:
     if isinstance(p, Var):
         return _var(p, t, m, view, trace)
     if isinstance(p, Const):

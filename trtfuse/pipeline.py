@@ -102,6 +102,8 @@ def fuse(
     """
     stages = _Stages(progress)
     model, output = Path(model), Path(output)
+    if output.exists() and model.exists() and output.resolve() == model.resolve():
+        raise InputError(f"{output} is the model itself: name another output with -o")
     with stages("load"):
         source = models.load(model)
     with stages("match and rewrite"):

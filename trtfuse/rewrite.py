@@ -33,6 +33,10 @@ def rewrite(model: Model, view: View, sites: list[Site]) -> Model:
 
     Without sites the model comes back as it was. Names of inputs, outputs and of the sites' results stay.
     """
+    functions = {f.name: f for f in model.proto.functions if f.domain == DOMAIN}
+    for site in sites:
+        while site.op_type in functions and functions[site.op_type] != site.function():
+            site.apart += "x"  # the model has another function of that name
     fused = apply(model, view, sites, _fused_node)
     if not sites:
         return fused
@@ -74,10 +78,12 @@ def apply(model: Model, view: View, sites: list[Site], emit: Emit) -> Model:
 
 
 def _name_apart(sites: list[Site], graph: GraphProto) -> None:
-    """Gives each site an id that no node of the model has."""
-    names = {n.name for g in graphs(graph) for n in g.node}
+    """Gives each site an id that begins no name of the model."""
+    names = {n for g in graphs(graph) for node in g.node for n in (node.name, *node.output)}
+    names |= {t.name for g in graphs(graph) for t in (*g.initializer, *g.input)}
+    ours = sorted(n for n in names if n.startswith("Trtfuse"))
     for site in sites:
-        while site.id in names:
+        while any(n.startswith(site.id) for n in ours):
             site.id += "_"
 
 
@@ -88,6 +94,7 @@ def _straighten_weights(sites: list[Site], graph: GraphProto) -> None:
     an input as well, is reshaped by a node, so that nothing is stored twice.
     """
     inputs = {i.name for i in graph.input}
+    outputs = {o.name for g in graphs(graph) for o in g.output}
     weights = {t.name: t for t in graph.initializer if t.name not in inputs}
     ours = {id(n) for s in sites for n in s.found.nodes}
     wanted = {id(s.tensors[n]): s.tensors[n] for s in sites for n in s.fusion.vectors if n in s.tensors}
@@ -99,6 +106,7 @@ def _straighten_weights(sites: list[Site], graph: GraphProto) -> None:
                 continue
             weight = weights.get(tensor.name)
             only_ours = all(id(r) in ours for r in tensor.outputs) and id(tensor) not in elsewhere
+            only_ours &= tensor.name not in outputs
             if weight is not None and isinstance(tensor, gs.Constant) and id(tensor) in wanted and only_ours:
                 del weight.dims[:-1]
                 continue

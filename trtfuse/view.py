@@ -6,6 +6,7 @@ from what is proven; what is not known is None, and a pattern that needs it does
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from trtfuse.model import Model
 
 Dim = int | str | None  # a size, a symbol, or unknown
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+# What a fused op may compute in on its way: TorchScript takes the square of an fp16 LayerNorm in fp64.
+INSIDE = (*FLOATS, TensorProto.DOUBLE)
 LARGEST_CONSTANT = 1 << 22  # elements: larger ones are never read by value
 
 # Operators whose value may be computed from constant inputs while matching: cheap, deterministic, without
@@ -145,6 +148,12 @@ class View:
         known = self._fixed.get(id(tensor))
         if known is not None:
             return known
+        try:
+            return self._prove_fixed(tensor)
+        except RecursionError:  # a chain of thousands of constants: not known to be one
+            return False
+
+    def _prove_fixed(self, tensor: gs.Tensor) -> bool:
         if isinstance(tensor, gs.Constant):
             fixed = True
         else:
@@ -166,7 +175,8 @@ class View:
         key = id(tensor)
         if key not in self._values:
             self._values[key] = None  # a tensor that depends on itself has no value
-            self._values[key] = self._evaluate(tensor)
+            with contextlib.suppress(RecursionError):
+                self._values[key] = self._evaluate(tensor)
             self._held.setdefault(key, []).append(tensor)  # keeps the id from being used again
         return self._values[key]
 
@@ -185,7 +195,9 @@ class View:
         known = self._finite.get(id(tensor))
         if known is None:
             self._finite[id(tensor)] = False  # until proven
-            known = self._finite[id(tensor)] = self._prove_finite(tensor)
+            with contextlib.suppress(RecursionError):
+                self._finite[id(tensor)] = self._prove_finite(tensor)
+            known = self._finite[id(tensor)]
         return known
 
     def _prove_finite(self, tensor: gs.Tensor) -> bool:
@@ -197,6 +209,8 @@ class View:
         node = self.producer(tensor)
         if node is None or kind(node) not in KEEPS_FINITE:
             return False
+        if self.dtype(tensor) == TensorProto.FLOAT16 and node.op in ("Add", "Cast", "Mul", "Sub"):
+            return node.op == "Cast" and self.dtype(node.inputs[0]) == TensorProto.BOOL  # it ends at 65504
         if node.op == "Mul" and any(self._is_huge(i) for i in node.inputs):
             return False
         return all(i.is_empty() or self.is_finite(i) for i in node.inputs)

@@ -7,10 +7,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
 from trtfuse.pattern import Alt, Const, Match, Op, Pattern
-from trtfuse.view import FLOATS, Dim, View
-
-# What a fused op may compute in on its way: TorchScript takes the square of an fp16 LayerNorm in fp64.
-INSIDE = (*FLOATS, TensorProto.DOUBLE)
+from trtfuse.view import FLOATS, INSIDE, Dim, View
 
 
 def soft(p: Pattern) -> Alt:
@@ -20,9 +17,14 @@ def soft(p: Pattern) -> Alt:
 
 def between_floats(node: gs.Node, view: View) -> str | None:
     source = view.dtype(node.inputs[0])
-    if node.attrs.get("to") not in INSIDE or (source is not None and source not in INSIDE):
+    if node.attrs.get("to") not in INSIDE or source not in INSIDE:
         return f"'{node.outputs[0].name}' is cast to or from a type that is no fp64, fp32, fp16 or bf16"
     return None
+
+
+def whole_shape(node: gs.Node, _: View) -> str | None:
+    """Condition of Shape: of all axes."""
+    return f"'{node.outputs[0].name}' is part of a shape" if node.attrs else None
 
 
 def axes_of(node: gs.Node, view: View) -> list[int] | None:

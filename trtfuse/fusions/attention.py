@@ -65,11 +65,11 @@ def _key() -> Alt:
 
 
 def _scaled_key() -> Alt:
-    before = scaled(Tag("k_layout", "plain", Var("k")), "k_")
-    return Alt(scaled(_key(), "k_"), Op("Transpose", before, where=permutes(0, 1, 3, 2)))
+    before = scaled(Tag("k_layout", "plain", Var("k")), "k_", casts=False)
+    return Alt(scaled(_key(), "k_", casts=False), Op("Transpose", before, where=permutes(0, 1, 3, 2)))
 
 
-SCORES = Op("MatMul", scaled(_from_layout("q"), "q_"), _scaled_key(), name="scores")
+SCORES = Op("MatMul", scaled(_from_layout("q"), "q_", casts=False), _scaled_key(), name="scores")
 _SCALED = scaled(SCORES)
 # T5's and Swin's bias of relative positions, ALiBi's of distances: added before the mask
 _BIASED = Op("Add", _SCALED, soft(Var("bias", floating)))

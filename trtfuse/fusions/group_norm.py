@@ -7,7 +7,7 @@ import onnx_graphsurgeon as gs
 
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site, word
-from trtfuse.fusions._spelling import show
+from trtfuse.fusions._spelling import show, whole_shape
 from trtfuse.pattern import Alt, Match, Op, Pattern, Tag, Var
 from trtfuse.view import Dim, View
 
@@ -42,7 +42,7 @@ def _decomposed() -> Pattern:
     grouped = Op("Reshape", Var("x"), Var("to_groups"), where=into_groups)
     normal = Op("InstanceNormalization", grouped, Var("ones"), Var("zeros"), where=whole_groups)
     back = Alt(
-        Op("Reshape", normal, Op("Shape", Var("x"))),
+        Op("Reshape", normal, Op("Shape", Var("x"), where=whole_shape)),
         Op("Reshape", normal, Var("back")),
     )
     return Op("Add", Op("Mul", back, Var("scale")), Var("bias"))

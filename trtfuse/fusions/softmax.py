@@ -6,16 +6,16 @@ import math
 
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site, word
-from trtfuse.fusions._spelling import fits_into, last_axis_kept, soft, softmax_axis
+from trtfuse.fusions._spelling import fits_into, last_axis_kept, soft, softmax_axis, whole_shape
 from trtfuse.pattern import UNTOLD, Alt, Const, Match, Op, Pattern, Tag, Var
 from trtfuse.view import View
 
 MASK, CONDITION = Var("mask"), Var("condition")
 
 
-def scaled(x: Pattern, stem: str = "") -> Alt:
+def scaled(x: Pattern, stem: str = "", casts: bool = True) -> Alt:
     """x times or divided by a constant, or x as it is; bound to `<stem>factor` or `<stem>divisor`."""
-    x = soft(x)
+    x = soft(x) if casts else x
     return Alt(Op("Mul", x, Const(name=f"{stem}factor")), Op("Div", x, Const(name=f"{stem}divisor")), x)
 
 
@@ -28,7 +28,7 @@ def scale_of(m: Match, stem: str = "") -> float:
 def masked(scores: Pattern) -> tuple[Pattern, ...]:
     """scores with an additive mask, with a boolean mask that fills, with both (GPT-2)."""
     # DistilBERT gives its mask the shape of the scores first, as Where does by itself
-    condition = Alt(Op("Expand", CONDITION, Op("Shape", scores)), CONDITION)
+    condition = Alt(Op("Expand", CONDITION, Op("Shape", scores, where=whole_shape)), CONDITION)
     filled = (
         Tag("fill", "where", Op("Where", condition, scores, Const(name="fill"))),
         Tag("fill", "where_not", Op("Where", condition, Const(name="fill"), scores)),
