@@ -39,3 +39,19 @@ def test_a_place_that_cannot_be_written_is_said_in_one_line(place: str, tmp_path
     with pytest.raises(InputError, match="cannot write") as caught, atomic_write(tmp_path / place):
         pass
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_regular_file_is_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="no regular file"), atomic_write(tmp_path / "pipe"):
+        pass
+    assert not (tmp_path / "pipe").is_file()
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"old")
+    (tmp_path / "link").symlink_to(tmp_path / "f")
+    with atomic_write(tmp_path / "link") as f:
+        f.write(b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "f").read_bytes() == b"new"

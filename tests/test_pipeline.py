@@ -295,6 +295,17 @@ def test_an_output_folder_that_is_not_there(model: Path, tmp_path: Path) -> None
         trtfuse.build(model, tmp_path / "no" / "b.engine", target="tensorrt-rtx")
 
 
+def test_fuse_never_overwrites_its_model(model: Path) -> None:
+    with pytest.raises(InputError, match="is the model itself"):
+        trtfuse.fuse(model, model)
+
+
+def test_a_model_in_text_is_refused_whatever_its_name(tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text('{"graph": 3}')
+    with pytest.raises(InputError, match="not a whole ONNX model"):
+        trtfuse.fuse(tmp_path / "m.json", tmp_path / "o.onnx")
+
+
 def test_the_model_is_never_the_output(model: Path) -> None:
     with pytest.raises(InputError, match="is the model itself"):
         trtfuse.build(model, model, target="onnx")

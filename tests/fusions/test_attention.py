@@ -468,3 +468,22 @@ def test_a_scaled_query_that_is_the_value_too_keeps_its_scale_outside() -> None:
     scores = g.MatMul(x, g.Transpose(g.input("k", HEADS), perm=[0, 1, 3, 2]))
     made, _ = prove(g, g.MatMul(g.Softmax(g.Mul(scores, 0.25), axis=-1), x), [ATTENTION])
     assert "Mul" in [n.op_type for n in made.graph.node]
+
+
+def test_half_queries_that_are_widened_before_the_product_are_not_narrowed() -> None:
+    """The scores of the original are fp32; in fp16 they could overflow."""
+    g = Graph(14, F16)
+    q, k, v = qkv(g)
+    wide = g.MatMul(g.cast(q, F32), g.Transpose(g.cast(k, F32), perm=[0, 1, 3, 2]))
+    p = g.cast(g.Softmax(g.Mul(wide, np.asarray(0.25, F32)), axis=-1), F16)
+    _, sites, _ = fused(finish(g, g.MatMul(p, v)))
+    assert ATTENTION not in [s.fusion.op for s in sites]
+
+
+def test_a_guard_under_a_mask_that_fp16_makes_infinite_is_kept() -> None:
+    g = Graph(14, F16)
+    q, k, v = qkv(g)
+    keys = g.cast(g.input("mask", (B, 1, 1, S), I64), F32)
+    mask = g.cast(g.Mul(g.Sub(np.asarray(1, F32), keys), np.asarray(-1e9, F32)), F16)
+    _, sites, _ = fused(finish(g, attend(g, q, k, v, mask=mask, guard=True)))
+    assert "IsNaN" in [n.op_type for n in sites[0].lowered().nodes]
