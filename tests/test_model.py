@@ -120,3 +120,12 @@ def test_a_model_without_a_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(onnx.ModelProto(ir_version=8).SerializeToString())
     with pytest.raises(InputError, match="holds no ONNX graph"):
         models.load(tmp_path / "m.onnx")
+
+
+def test_a_model_that_contradicts_itself_is_said_to(tmp_path: Path) -> None:
+    model = example()
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 7  # the product has 64 columns
+    onnx.save(model, tmp_path / "in.onnx")
+    with pytest.raises(InputError, match="contradict each other"):
+        models.save(models.load(tmp_path / "in.onnx"), tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
+import onnx.shape_inference
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import GraphProto, ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
@@ -28,6 +29,7 @@ MARK = "trtfuse-set-aside"
 SMALL = 1024  # bytes: tensors up to this size stay in the skeleton (constants that patterns read)
 PROTOBUF_LIMIT = 2**31 - 1
 INLINE_LIMIT = 1_800_000_000  # bytes of weights that one file may hold beside its graph (protobuf: 2 GiB)
+CHECKER_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
 ALIGN = 4096  # external tensors begin on pages, so that ONNX Runtime can map them
 
 
@@ -286,8 +288,23 @@ def save(model: Model, path: str | os.PathLike[str], *, check: bool = True) -> l
             raise InputError(f"{path} would pass the 2 GiB that one ONNX file can hold: {one_line(e)}") from e
         del proto
         if check:
-            onnx.checker.check_model(str(temporary), full_check=True)
+            _check_whole(temporary, model)
     return [path, data] if outside else [path]
+
+
+def _check_whole(made: Path, model: Model) -> None:
+    """onnx's full check of a file that was made. Raises InputError where the original fails it as well."""
+    try:
+        onnx.checker.check_model(str(made), full_check=True)
+    except CHECKER_ERRORS as e:
+        if model.path.is_file():
+            try:
+                onnx.checker.check_model(str(model.path), full_check=True)
+            except CHECKER_ERRORS as own:
+                raise InputError(
+                    f"types or shapes in {model.path} contradict each other: {one_line(own)}: fix the export"
+                ) from e
+        raise
 
 
 def _source(model: Model, tensor: TensorProto) -> Path | None:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx
-
 from trtfuse import files, lower, normalise, targets
 from trtfuse import model as models
 from trtfuse import qdq as quantization
@@ -429,7 +427,7 @@ def _lowered(
     if newer is not None:
         again = match(newer, select)
         if [s.id for s in again.chosen] == [s.id for s in matched.chosen]:
-            with contextlib.suppress(onnx.checker.ValidationError):
+            with contextlib.suppress(*models.CHECKER_ERRORS):
                 made = lower.native(newer, again.view, again.chosen)
                 models.save(normalise.without_placeholders(made), path)
                 if proof.accuracy(path).passed:
