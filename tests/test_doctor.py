@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from trtfuse import doctor
+from trtfuse import doctor, plugin_library
 from trtfuse.doctor import Check
+from trtfuse.errors import EnvironmentMissing
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +142,106 @@ def test_little_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for check in (doctor._disk(), doctor._memory()):
         assert not check.ok
         assert check.remedy
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A library in the cache that says it is for sm_80 and sm_90."""
+    path = tmp_path / "trtfuse" / "plugins" / "key" / plugin_library.LIBRARY
+    said = {"tensorrt": "10.6", "architectures": "80 90", "differences": []}
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(plugin_library, "find", lambda: path)
+    monkeypatch.setattr(doctor, "_child", lambda code, *args: (json.dumps(said), ""))
+    monkeypatch.setattr(doctor, "gpus", tuple)
+    return path
+
+
+def test_the_plugin_library_fits_the_gpu_or_not(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
+    check = doctor._plugin_library()
+    assert check.ok
+    assert check.detail == f"{library} (headers of TensorRT 10.6; architectures 80, 90)"
+    monkeypatch.setattr(doctor, "gpus", lambda: (doctor.Gpu("NVIDIA L4", "8.9", 1, ""),))
+    assert doctor._plugin_library().detail.endswith("; fits NVIDIA L4")
+    monkeypatch.setattr(doctor, "gpus", lambda: (doctor.Gpu("RTX PRO", "12.0", 1, ""),))
+    check = doctor._plugin_library()
+    assert not check.ok
+    assert check.detail.endswith("has no code for RTX PRO (compute capability 12.0)")
+    assert check.remedy is not None
+    assert check.remedy.startswith("trtfuse plugins build --architectures 120 --include-dir")
+    assert "TRTFUSE_PLUGIN_LIBRARY" not in check.remedy
+    monkeypatch.setattr(plugin_library, "find", lambda: Path("/opt/mine.so"))
+    remedy = doctor._plugin_library().remedy
+    assert remedy is not None
+    assert "set TRTFUSE_PLUGIN_LIBRARY" in remedy
+
+
+def test_a_plugin_library_that_is_missing_or_cannot_be_used(
+    monkeypatch: pytest.MonkeyPatch, library: Path
+) -> None:
+    monkeypatch.setattr(doctor, "_child", lambda code, *args: ("", "InputError: no plugin library"))
+    assert doctor._plugin_library().detail == f"{library} cannot be used: InputError: no plugin library"
+    said = json.dumps({"tensorrt": "10.6", "architectures": "80", "differences": ["TrtfuseSoftmax: gone"]})
+    monkeypatch.setattr(doctor, "_child", lambda code, *args: (said, ""))
+    assert "does not fit this trtfuse: TrtfuseSoftmax: gone" in doctor._plugin_library().detail
+    monkeypatch.setattr(plugin_library, "find", lambda: None)
+    check = doctor._plugin_library()
+    assert not check.ok
+    assert check.remedy == plugin_library.GET_LIBRARY
+
+    def absent() -> None:
+        raise EnvironmentMissing("TRTFUSE_PLUGIN_LIBRARY names x.so, which is no file: unset it")
+
+    monkeypatch.setattr(plugin_library, "find", absent)
+    check = doctor._plugin_library()
+    assert (check.ok, check.remedy) == (False, "unset it")
+
+
+def test_the_child_that_loads_a_plugin_library(tmp_path: Path) -> None:
+    """The probe on a small library with the one function that is called."""
+    source, library = tmp_path / "small.c", tmp_path / "small.so"
+    said = '{\\"tensorrt\\": \\"10.6\\", \\"architectures\\": \\"90\\", \\"plugins\\": []}'
+    source.write_text(f'const char* trtfuse_describe(void) {{ return "{said}"; }}')
+    try:
+        subprocess.run(["g++", "-x", "c", "-shared", "-fPIC", "-o", library, source], check=True)
+    except OSError:
+        pytest.skip("no compiler here")
+    found = doctor._last_json(doctor._child(doctor.LIBRARY_PROBE, str(library))[0])
+    assert found["architectures"] == "90"
+    assert len(found["differences"]) == len(plugin_library.PLUGINS)
+    text, why = doctor._child(doctor.LIBRARY_PROBE, str(source))
+    assert text == ""
+    assert "no plugin library of trtfuse" in why
+
+
+def test_nvcc_is_the_one_that_builds_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise EnvironmentMissing("nvcc with CUDA's headers is missing: pip install it")
+
+    tools = types.SimpleNamespace(nvcc="/opt/cuda/bin/nvcc", version="13.0")
+    monkeypatch.setattr(plugin_library, "toolchain", lambda: tools)
+    assert doctor._nvcc() == Check("nvcc", True, "/opt/cuda/bin/nvcc (release 13.0)")
+    monkeypatch.setattr(plugin_library, "toolchain", absent)
+    assert doctor._nvcc() == Check("nvcc", False, "nvcc with CUDA's headers is missing", "pip install it")
+
+
+def test_packages_that_run_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    absent = doctor._runtime("cuda-bindings", "no_such_module_at_all")
+    assert absent.detail.startswith("not installed")
+    assert absent.remedy == "pip install 'trtfuse[tensorrt]'"
+    assert doctor._runtime("pytest", "pytest") == Check("pytest", True, pytest.__version__)
+    (tmp_path / "broken_runtime.py").write_text("raise RuntimeError('no driver')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    broken = doctor._runtime("cuda-bindings", "broken_runtime")
+    assert broken.detail == "cannot be imported: RuntimeError: no driver"
+
+
+def test_two_onnxruntimes_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"onnxruntime-gpu": "1.23.2"}
+    monkeypatch.setattr(doctor, "version_of", installed.get)
+    assert doctor._two_onnxruntimes() == []
+    installed["onnxruntime"] = "1.22.0"
+    (check,) = doctor._two_onnxruntimes()
+    assert (check.ok, check.needed) == (False, False)
+    assert check.detail.startswith("onnxruntime 1.22.0 and onnxruntime-gpu 1.23.2 are both installed")
+    assert check.remedy is not None
+    assert check.remedy.endswith("pip install onnxruntime-gpu")

@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from trtfuse import __version__, errors_cli
+from trtfuse import __version__, cli_plugins, errors_cli
 from trtfuse.errors import EnvironmentMissing, GateError, InputError
 
 TOLERANCE = re.compile(r"(.+:)?[0-9.]+([eE][-+]?[0-9]+)?")
@@ -47,6 +47,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_plugins.app, name="plugins")
 
 
 class Target(str, Enum):

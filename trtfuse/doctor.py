@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import os
 import platform
 import shutil
 import subprocess
@@ -18,6 +17,9 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from trtfuse import plugin_library
+from trtfuse.errors import EnvironmentMissing
 
 PROBE_SECONDS = 60.0
 MINIMUM_PYTHON = (3, 10)
@@ -63,6 +65,16 @@ engine = builder.build_serialized_network(network, config)
 print(json.dumps({"version": trt.__version__, "builds": engine is not None}), flush=True)
 """
 
+# Run in a child: what a plugin library says of itself, and where it differs from the Python side.
+LIBRARY_PROBE = """
+import json, sys
+from pathlib import Path
+from trtfuse import plugin_library
+library = Path(sys.argv[1])
+said = plugin_library.describe(library)
+print(json.dumps({**said, "differences": plugin_library.disagreements(library)}))
+"""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -104,13 +116,17 @@ def examine() -> list[Check]:
         _python(),
         _package("onnx", "onnx"),
         _onnxruntime(),
+        *_two_onnxruntimes(),
         _package("onnx-graphsurgeon", "onnx_graphsurgeon"),
         _package("polygraphy", "polygraphy"),
         _tensorrt("tensorrt-rtx", "tensorrt_rtx"),
         _tensorrt("tensorrt", "tensorrt"),
+        _runtime("cuda-bindings", "cuda.bindings.runtime"),
+        _runtime("nvidia-ml-py", "pynvml"),
         _gpu(),
-        _tool("nvcc", "CUDA plugins are compiled with it", "apt-get install nvidia-cuda-toolkit"),
-        _tool("g++", "plugins are compiled with it", "apt-get install g++"),
+        _plugin_library(),
+        _nvcc(),
+        _compiler(),
         _memory(),
         _disk(),
     ]
@@ -209,6 +225,29 @@ def _onnxruntime() -> Check:
     return Check(name, True, f"{version} (providers: {', '.join(providers)})", needed=True)
 
 
+def _two_onnxruntimes() -> list[Check]:
+    """A warning where both distributions are installed: they write the same files."""
+    names = ("onnxruntime", "onnxruntime-gpu")
+    versions = [version_of(name) for name in names]
+    if None in versions:
+        return []
+    both = " and ".join(f"{name} {version}" for name, version in zip(names, versions, strict=True))
+    detail = f"{both} are both installed: one has overwritten files of the other"
+    remedy = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install onnxruntime-gpu"
+    return [Check("onnxruntime twice", False, detail, remedy)]
+
+
+def _runtime(distribution: str, module: str) -> Check:
+    """A package that running and timing engines takes, and building them does not."""
+    remedy = "pip install 'trtfuse[tensorrt]'"
+    _, why = _child("import importlib, sys; importlib.import_module(sys.argv[1])", module)
+    if not why:
+        return Check(distribution, True, version_of(distribution) or "version unknown")
+    if "No module named" in why:
+        return Check(distribution, False, "not installed (engines are run and timed with it)", remedy)
+    return Check(distribution, False, f"cannot be imported: {why}", remedy)
+
+
 def _tensorrt(distribution: str, module: str) -> Check:
     """A build is tried, not assumed: TensorRT builds only where a GPU is, TensorRT-RTX anywhere."""
     text, why = _child(TENSORRT_PROBE, module)
@@ -253,21 +292,64 @@ def _gpu() -> Check:
     return Check("NVIDIA GPU", False, why, remedy)
 
 
-def _tool(name: str, purpose: str, remedy: str) -> Check:
-    places = [shutil.which(name)]
-    if name == "nvcc":
-        home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-        places.append(shutil.which(name, path=str(Path(home, "bin"))))
-    path = next((p for p in places if p), None)
+def _plugin_library() -> Check:
+    """The library is loaded in a child; whether it fits the GPUs here is said where there are any."""
+    name, remedy = "plugin library", plugin_library.GET_LIBRARY
+    try:
+        path = plugin_library.find()
+    except EnvironmentMissing as e:
+        return _missing(name, e)
     if path is None:
-        return Check(name, False, f"not found ({purpose})", remedy)
-    text = ""
+        return Check(name, False, "none is built", remedy)
+    text, why = _child(LIBRARY_PROBE, str(path))
+    found = _last_json(text)
+    if not found:
+        return Check(name, False, f"{path} cannot be used: {why}", remedy)
+    if found["differences"]:
+        return Check(name, False, f"{path} does not fit this trtfuse: {found['differences'][0]}", remedy)
+    names = found["architectures"].split()
+    detail = f"{path} (headers of TensorRT {found['tensorrt']}; architectures {', '.join(names)})"
+    unfit = [g for g in gpus() if not plugin_library.runs_on(names, g.compute_capability)]
+    if not unfit:
+        fits = f"; fits {', '.join(dict.fromkeys(g.name for g in gpus()))}" if gpus() else ""
+        return Check(name, True, detail + fits)
+    detail += f"; has no code for {unfit[0].name} (compute capability {unfit[0].compute_capability})"
+    return Check(name, False, detail, _for_these_gpus(path))
+
+
+def _for_these_gpus(path: Path) -> str:
+    """How to get a library that fits, and to have it used in place of the one at `path`."""
+    wanted = ",".join(dict.fromkeys(g.compute_capability.replace(".", "") for g in gpus()))
+    remedy = f"trtfuse plugins build --architectures {wanted} --include-dir FOLDER (of TensorRT's headers)"
+    if plugin_library.cache_folder() in path.parents:
+        return remedy
+    return f"{remedy}, and set TRTFUSE_PLUGIN_LIBRARY to the path that it prints"
+
+
+def _nvcc() -> Check:
+    try:
+        tools = plugin_library.toolchain()
+        return Check("nvcc", True, f"{tools.nvcc} (release {tools.version})")
+    except EnvironmentMissing as e:
+        return _missing("nvcc", e)
+
+
+def _missing(name: str, error: EnvironmentMissing) -> Check:
+    detail, _, remedy = str(error).partition(": ")
+    return Check(name, False, detail, remedy)
+
+
+def _compiler() -> Check:
+    remedy = "apt-get install g++"
+    path = shutil.which("g++")
+    if path is None:
+        return Check("g++", False, "not found (plugins are compiled with it)", remedy)
     try:
         text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired) as e:
-        return Check(name, False, f"{path} does not start: {e}", remedy)
-    lines = [line for line in text.splitlines() if "release" in line or line.startswith("g++")]
-    return Check(name, True, f"{path} ({lines[0].strip() if lines else 'version unknown'})")
+        return Check("g++", False, f"{path} does not start: {e}", remedy)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return Check("g++", True, f"{path} ({lines[0] if lines else 'version unknown'})")
 
 
 def _memory() -> Check:

@@ -59,3 +59,22 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[
         open(temporary, mode, encoding=None if "b" in mode else "utf-8") as f,
     ):
         yield f
+
+
+@contextlib.contextmanager
+def lock(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Holds the lock of `path` (the file `<path>.lock`) against other processes; nothing where it cannot be
+    made, or on a system without such locks."""
+    try:
+        import fcntl
+
+        handle = os.open(f"{os.fspath(path)}.lock", os.O_CREAT | os.O_RDWR, 0o666)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

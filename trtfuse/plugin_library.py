@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtfuse.errors import BuildError, EnvironmentMissing, InputError
-from trtfuse.files import atomic_path, explain_os_error
+from trtfuse.files import atomic_path, explain_os_error, lock
 
 if TYPE_CHECKING:
     from trtfuse.fusion import Site
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Attribute = str | int | float
 NAMESPACE, VERSION = "trtfuse", "1"
 LIBRARY, KERNELS = "libtrtfuse_plugins.so", "libtrtfuse_kernels.so"
+SOURCES = ("*.h", "*.cuh", "*.cu", "*.cpp", "*.map")
 ARCHITECTURES = ("80", "86", "89", "90", "100", "120", "ptx")
 NVCC_PACKAGES = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-cuda-runtime nvidia-cuda-cccl nvidia-nvvm"
 FLAGS = {
@@ -43,7 +44,12 @@ FLAGS = {
     # Compressed, since every engine carries the library.
     "device": "-std=c++17 -O3 -Xcompiler=-fPIC,-fvisibility=hidden -Xfatbin=-compress-all".split(),
 }
-GET_NVCC = "pip install " + " ".join(f"'{p}==13.0.*'" for p in NVCC_PACKAGES.split())
+NVCC_REQUIREMENTS = [f"{p}==13.0.*" for p in NVCC_PACKAGES.split()]
+GET_NVCC = "pip install " + " ".join(f"'{r}'" for r in NVCC_REQUIREMENTS)
+GET_LIBRARY = (
+    "trtfuse plugins build --include-dir FOLDER (of TensorRT's headers), or install a wheel of trtfuse that "
+    "holds it"
+)
 
 
 @dataclass(frozen=True)
@@ -126,48 +132,102 @@ def source_folder() -> Path:
 def find() -> Path | None:
     """The library that trtfuse would use, None if there is none.
 
-    TRTFUSE_PLUGIN_LIBRARY if set (EnvironmentMissing when no file is there), the package's own, or the newest
-    in the cache that was built from the present sources.
+    TRTFUSE_PLUGIN_LIBRARY if set (EnvironmentMissing when no file is there), the package's own, or what was
+    last asked for of those in the cache that were built from the present sources.
     """
-    given = os.environ.get("TRTFUSE_PLUGIN_LIBRARY")
-    if given:
-        if not Path(given).is_file():
-            raise EnvironmentMissing(
-                f"TRTFUSE_PLUGIN_LIBRARY names {given}, which is no file: correct or unset it"
-            )
-        return Path(given).resolve()
-    own = Path(__file__).resolve().parent / "lib" / LIBRARY
-    if own.is_file():
-        return own
+    placed = _given() or _own()
+    if placed is not None:
+        return placed
     try:
         wanted = sources_hash()
     except EnvironmentMissing:
         return None
-    built = [b.path for b in listing() if b.sources == wanted and b.path.name == LIBRARY]
+    built = [b.path for b in _cached() if b.sources == wanted and b.tensorrt]
     return max(built, key=lambda p: p.stat().st_mtime, default=None)
+
+
+def locate() -> Path:
+    """The library that trtfuse would use. Raises EnvironmentMissing with how to get one if there is none."""
+    found = find()
+    if found is None:
+        raise EnvironmentMissing(f"the plugin library is missing: {GET_LIBRARY}")
+    return found
+
+
+def _given() -> Path | None:
+    given = os.environ.get("TRTFUSE_PLUGIN_LIBRARY")
+    if not given:
+        return None
+    if not Path(given).is_file():
+        raise EnvironmentMissing(
+            f"TRTFUSE_PLUGIN_LIBRARY names {given}, which is no file: correct or unset it"
+        )
+    return Path(given).resolve()
+
+
+def _own() -> Path | None:
+    own = Path(__file__).resolve().parent / "lib" / LIBRARY
+    return own if own.is_file() else None
 
 
 @dataclass(frozen=True)
 class Built:
-    """A library in the cache. tensorrt: the headers' version, "" for kernels alone; sources: their hash."""
+    """A library. tensorrt: the headers' version, "" for kernels alone; sources: their hash, "" if unknown.
+
+    place: what named it, "environment" (TRTFUSE_PLUGIN_LIBRARY), "package" or "cache".
+    """
 
     path: Path
     architectures: tuple[str, ...]
     tensorrt: str
     sources: str
     bytes: int
+    place: str
 
 
 def listing() -> list[Built]:
-    """The libraries in the cache, by folder name; folders that are not whole are left out."""
+    """The libraries that are there, those first that go before others; folders not whole are left out.
+
+    Raises EnvironmentMissing or InputError where TRTFUSE_PLUGIN_LIBRARY names no plugin library.
+    """
+    placed = (("environment", _given()), ("package", _own()))
+    return [_built(path, place) for place, path in placed if path is not None] + _cached()
+
+
+def _cached() -> list[Built]:
     found = []
     for manifest in sorted(cache_folder().glob("*/manifest.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            data = json.loads(manifest.read_text())
-            path = manifest.parent / data["library"]
-            size = path.stat().st_size
-            found.append(Built(path, tuple(data["architectures"]), data["tensorrt"], data["sources"], size))
+        with contextlib.suppress(OSError, ValueError, KeyError, InputError):
+            found.append(_built(manifest.parent / json.loads(manifest.read_text())["library"], "cache"))
     return found
+
+
+def _built(library: Path, place: str) -> Built:
+    """From the manifest beside the library, or where there is none from what the library says."""
+    size = library.stat().st_size
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        data = json.loads((library.parent / "manifest.json").read_text())
+        if data["library"] == library.name:
+            return Built(
+                library, tuple(data["architectures"]), data["tensorrt"], data["sources"], size, place
+            )
+    said = describe(library)
+    return Built(library, tuple(said["architectures"].split()), said["tensorrt"], "", size, place)
+
+
+def runs_on(architectures: Sequence[str], compute_capability: str) -> bool:
+    """Whether a library of these architectures has code for GPUs of the compute capability ("8.9").
+
+    Machine code runs on its own generation from its own number on, that of 90a on 9.0 alone; "ptx" is of the
+    newest architecture and runs on it and all later ones.
+    """
+    major, _, minor = compute_capability.partition(".")
+    gpu = (int(major), int(minor or 0))
+    matches = (re.fullmatch(r"(\d+)(\d)([af]?)(?:-real)?", a) for a in architectures)
+    real = sorted((int(m[1]), int(m[2]), m[3]) for m in matches if m is not None)
+    if "ptx" in architectures and real and gpu >= real[-1][:2]:
+        return True
+    return any(gpu == (a, b) if kind == "a" else gpu[0] == a and gpu[1] >= b for a, b, kind in real)
 
 
 # --- what a library says of itself ---
@@ -284,7 +344,9 @@ def _cuda_roots() -> Iterator[Path]:
         if os.environ.get(variable):
             yield Path(os.environ[variable])
     yield Path("/usr/local/cuda")
-    for folder in {sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}:
+    paths = sysconfig.get_paths()
+    # pip builds wheels in an environment that is on sys.path alone.
+    for folder in dict.fromkeys([*sys.path, paths["purelib"], paths["platlib"]]):
         yield from sorted(Path(folder).glob("nvidia/cu*"), reverse=True)
 
 
@@ -304,20 +366,28 @@ def headers(include_dir: str | os.PathLike[str] | None) -> Path:
             return place.resolve()
     where = f"{given} has no NvInferRuntime.h" if given else "TensorRT's headers are missing"
     raise EnvironmentMissing(
-        f"{where}: apt-get install libnvinfer-headers-dev, or give a folder with them by --include-dir"
+        f"{where}: apt-get install libnvinfer-headers-dev, or give a folder with them by --include-dir or in "
+        "TRTFUSE_TENSORRT_INCLUDE"
     )
 
 
 def sources_hash() -> str:
     """A hash of the plugins' sources, and of nothing else."""
-    digest = hashlib.sha256()
-    for path in _sources("*.h", "*.cuh", "*.cu", "*.cpp", "*.map"):
-        digest.update(f"{path.relative_to(source_folder())}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:32]
+    return _hash(sources(*SOURCES))
 
 
-def _sources(*patterns: str) -> list[Path]:
+def sources(*patterns: str) -> list[Path]:
+    """The files of the plugins' sources with names like these."""
     return sorted(p for pattern in patterns for p in source_folder().rglob(pattern))
+
+
+def _hash(files: Iterable[Path], *more: Any) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(source_folder())}\0".encode() + path.read_bytes() + b"\0")
+    if more:
+        digest.update(json.dumps(more).encode())
+    return digest.hexdigest()[:32]
 
 
 def build(
@@ -336,33 +406,49 @@ def build(
     output: where to copy the library, besides the cache.
     kernels_only: libtrtfuse_kernels.so, the kernels behind a C interface; needs no TensorRT headers.
     jobs: compilers at a time, by default the number of processors.
+    force: compiles everything again.
     Raises EnvironmentMissing for a missing compiler or headers, InputError for an unknown architecture, and
-    BuildError with the compiler's first error.
+    BuildError with the compiler's first error, or where the library does not fit the Python side.
     """
     names = _checked(architectures)
     tools = toolchain()
     trt = None if kernels_only else headers(include_dir)
     version = "" if trt is None else _tensorrt_version(trt)
-    flags = _flags(tools, names, trt)
-    sources = sources_hash()
+    hashed = sources_hash()
     # Folders are left out of the key: the same headers elsewhere make the same library.
-    key = hashlib.sha256(
-        json.dumps([sources, names, version, tools.version, kernels_only, FLAGS]).encode()
-    ).hexdigest()
-    folder = cache_folder() / key[:32]
-    library = folder / (KERNELS if kernels_only else LIBRARY)
-    if force or not library.is_file() or not (folder / "manifest.json").is_file():
-        manifest = {
-            "library": library.name,
-            "architectures": names,
-            "tensorrt": version,
-            "sources": sources,
-            "cuda": tools.version,
-        }
-        _make(folder, manifest, tools, flags, jobs or os.cpu_count() or 1, trt is not None)
-    if output is None:
-        return library
-    return _copy(library, Path(output))
+    key = _hash([], hashed, names, version, tools.version, kernels_only, FLAGS)
+    library = cache_folder() / key / (KERNELS if kernels_only else LIBRARY)
+    manifest = {
+        "library": library.name,
+        "architectures": names,
+        "tensorrt": version,
+        "sources": hashed,
+        "cuda": tools.version,
+    }
+    job = _Job(library.parent, tools, _flags(tools, names, trt), jobs or os.cpu_count() or 1, force)
+    if force or not _is_whole(library):
+        with _building():
+            if force or not _is_whole(library):  # another process may have made it meanwhile
+                _make(job, manifest)
+    with contextlib.suppress(OSError):  # a cache that others own
+        os.utime(library)  # of several that fit, `find` takes what was asked for last
+    return library if output is None else _copy(library, Path(output))
+
+
+def _is_whole(library: Path) -> bool:
+    return library.is_file() and (library.parent / "manifest.json").is_file()
+
+
+@contextlib.contextmanager
+def _building() -> Iterator[None]:
+    """One build at a time: two at once would compile the same kernels twice."""
+    folder = cache_folder()
+    try:
+        (folder / "objects").mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise explain_os_error(folder, e) from e
+    with lock(folder / "build"):
+        yield
 
 
 def _copy(library: Path, target: Path) -> Path:
@@ -371,6 +457,11 @@ def _copy(library: Path, target: Path) -> Path:
     with atomic_path(target) as temporary:
         shutil.copyfile(library, temporary)
     return target
+
+
+def split_names(text: str) -> list[str]:
+    """The architectures in "80,90,ptx"; spaces and semicolons separate them too."""
+    return [name for name in re.split(r"[\s,;]+", text) if name]
 
 
 def _checked(architectures: Sequence[str]) -> list[str]:
@@ -411,42 +502,75 @@ def _tensorrt_version(trt: Path) -> str:
     return f"{major}.{minor}"
 
 
-def _make(
-    folder: Path,
-    manifest: dict[str, Any],
-    tools: Toolchain,
-    flags: dict[str, list[str]],
-    jobs: int,
-    plugins: bool,
-) -> None:
-    """Compiles into a folder beside `folder`, which takes its name when all is there."""
+@dataclass(frozen=True)
+class _Job:
+    """A build: the folder to make, with what, and whether kept kernels are compiled again."""
+
+    folder: Path
+    tools: Toolchain
+    flags: dict[str, list[str]]
+    jobs: int
+    force: bool
+
+
+def _make(job: _Job, manifest: dict[str, Any]) -> None:
+    """Compiles into a folder beside the job's, which takes its name when all is there."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        work = Path(tempfile.mkdtemp(prefix=f".{job.folder.name}.", dir=job.folder.parent))
     except OSError as e:
-        raise explain_os_error(folder.parent, e) from e
+        raise explain_os_error(job.folder.parent, e) from e
     try:
-        hosts = _sources("*.cpp") if plugins else [source_folder() / "kernels.cpp"]
-        compiles = [[str(tools.nvcc), *flags["device"], "-c", str(p)] for p in _sources("*.cu")]
-        compiles += [["g++", *flags["host"], "-c", str(p)] for p in hosts]
-        objects = [str(work / f"{n}.o") for n in range(len(compiles))]
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(_compile, [[*c, "-o", o] for c, o in zip(compiles, objects, strict=True)]))
+        objects = work / "objects"
+        objects.mkdir()
         target = work / manifest["library"]
-        # cudart is linked in: the library must run in processes that have none, or another one.
-        link = ["g++", "-shared", "-o", str(target), *objects, f"-L{tools.library}", "-lcudart_static"]
-        exports = f"-Wl,--version-script={source_folder() / 'exports.map'}"
-        _compile([*link, "-ldl", "-lpthread", "-lrt", exports, "-Wl,-s"])
-        for path in objects:
-            os.unlink(path)
+        _link(target, _objects(job, objects, plugins=bool(manifest["tensorrt"])), job.tools)
+        shutil.rmtree(objects)
+        differences = disagreements(target) if manifest["tensorrt"] else []
+        if differences:
+            raise BuildError(
+                f"the library does not fit the Python side: {'; '.join(differences)}; update both together"
+            )
         (work / "manifest.json").write_text(json.dumps(manifest, indent=1))
         work.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        if job.folder.exists():
+            shutil.rmtree(job.folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # another process has just put the same there
-            work.rename(folder)
+            work.rename(job.folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _objects(job: _Job, work: Path, plugins: bool) -> list[Path]:
+    """Compiles the sources; the objects' paths.
+
+    Those of kernels are kept, by what goes into them: they are the same whatever TensorRT's headers are.
+    """
+    included = _hash(sources("*.h", "*.cuh"), job.tools.version, job.flags["device"])
+    commands: dict[Path, list[str]] = {}
+    for path in sources("*.cu"):
+        kept = job.folder.parent / "objects" / f"{_hash([path], included)}.o"
+        if job.force:
+            kept.unlink(missing_ok=True)
+        commands[kept] = [str(job.tools.nvcc), *job.flags["device"], "-c", str(path)]
+    for path in sources("*.cpp") if plugins else [source_folder() / "kernels.cpp"]:
+        target = work / f"{_hash([path])}.o"
+        commands[target] = ["g++", *job.flags["host"], "-c", str(path)]
+
+    def make(target: Path) -> None:
+        temporary = work / f"{target.name}.part"
+        _compile([*commands[target], "-o", str(temporary)])
+        os.replace(temporary, target)
+
+    with ThreadPoolExecutor(job.jobs) as pool:
+        list(pool.map(make, [t for t in commands if not t.is_file()]))
+    return list(commands)
+
+
+def _link(target: Path, objects: Iterable[Path], tools: Toolchain) -> None:
+    # cudart is linked in: the library must run in processes that have none, or another one.
+    link = ["g++", "-shared", "-o", str(target), *map(str, objects), f"-L{tools.library}", "-lcudart_static"]
+    exports = f"-Wl,--version-script={source_folder() / 'exports.map'}"
+    _compile([*link, "-ldl", "-lpthread", "-lrt", exports, "-Wl,-s"])
 
 
 def _compile(command: list[str]) -> None:
@@ -486,12 +610,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", help="where to put a copy")
     parser.add_argument("--force", action="store_true", help="build even if the cache has it")
     a = parser.parse_args(arguments)
-    names = [name for name in a.architectures.split(",") if name]
+    names = split_names(a.architectures)
     try:
         path = build(a.include_dir, names, output=a.output, kernels_only=a.kernels_only, force=a.force)
-        if not a.kernels_only:
-            for line in disagreements(path):
-                raise BuildError(f"the library does not fit the Python side: {line}; update both together")
     except TrtfuseError as e:
         print(f"build_plugins: {e}", file=sys.stderr)
         return e.exit_code
