@@ -117,6 +117,8 @@ def pass_over(view: View) -> int:
     """
     passed = 0
     for graph in inner_graphs(view.graph):
+        for node in graph.nodes:
+            _name_the_type(node, view)
         gone = [n for n in graph.nodes if _changes_nothing(n, view) and not view.is_exposed(n.outputs[0])]
         for node in gone:
             source, result = node.inputs[0], node.outputs[0]
@@ -148,6 +150,14 @@ def _detach(node: gs.Node) -> None:
                 _detach(inner)
     node.inputs.clear()
     node.outputs.clear()
+
+
+def _name_the_type(node: gs.Node, view: View) -> None:
+    """Makes a CastLike, which onnx's own functions have throughout, the Cast that it is."""
+    to = view.dtype(node.inputs[1]) if kind(node) == "CastLike" else None
+    if to is not None:
+        node.op, node.attrs["to"] = "Cast", to
+        del node.inputs[1]
 
 
 def _changes_nothing(node: gs.Node, view: View) -> bool:

@@ -232,9 +232,10 @@ class View:
             return dims
         if node.op == "Shape":
             shape = self.shape(node.inputs[0])
-            if shape is None or node.attrs or not all(isinstance(d, int) for d in shape):
+            taken = None if shape is None else shape[node.attrs.get("start", 0) : node.attrs.get("end")]
+            if taken is None or not all(isinstance(d, int) for d in taken):
                 return None
-            return np.array(shape, np.int64)
+            return np.array(taken, np.int64)
         if not node.inputs:
             return None
         values = [None if i.is_empty() else self.value(i) for i in node.inputs]

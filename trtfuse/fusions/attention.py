@@ -6,14 +6,17 @@ heads), s, d. A Transpose around the attention is part of it and shows in the la
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import TensorProto
 
 from trtfuse.body import Body
 from trtfuse.fusion import Attribute, Fusion, Names, Site, word
-from trtfuse.fusions._spelling import boolean, fits_into, floating, soft
+from trtfuse.fusions._spelling import boolean, fits_into, floating, last_axis_kept, soft
 from trtfuse.fusions.softmax import (
+    MASK,
     apply_mask,
     fill_attributes,
     mask_words,
@@ -82,10 +85,16 @@ def _guarded(p: Pattern) -> Alt:
     return Alt(Tag("guard", "1", guard), p)
 
 
-def _attended(scores: Pattern) -> Alt:
+def _guarded_by_mask(p: Pattern) -> Tag:
+    """The guard of ONNX's own function: rows whose mask is -inf throughout."""
+    whole = Op("Equal", Op("ReduceMax", MASK, where=last_axis_kept, rest=True), Const(-np.inf))
+    return Tag("guard", "1", Op("Where", whole, Const(0.0), p))
+
+
+def _attended(scores: Pattern, guarded: Callable[[Pattern], Pattern] = _guarded) -> Alt:
     # twice: TorchScript leaves the Casts of softmax(scores, dtype=float32).half() behind a softmax in fp16
     chances = soft(soft(normalised(soft(scores))))
-    core = Op("MatMul", soft(_guarded(chances)), _from_layout("v"), name="attended")
+    core = Op("MatMul", soft(guarded(chances)), _from_layout("v"), name="attended")
     return Alt(Tag("out_layout", "bshd", Op("Transpose", core, where=permutes(0, 2, 1, 3))), core)
 
 
@@ -102,6 +111,8 @@ def one_op(node: gs.Node, view: View) -> str | None:
         return f"the cache or the scores of '{name}' are outputs"
     if node.attrs.get("is_causal", 0) or node.attrs.get("softcap", 0.0) or "softmax_precision" in node.attrs:
         return f"'{name}' is causal, has a soft cap or a softmax type of its own"
+    if any(node.attrs.get(f"{side}_window_size", -1) != -1 for side in ("left", "right")):
+        return f"'{name}' looks at a window of the keys"
     heads = [(view.shape(i) or (None, None))[1] for i in node.inputs[:3]]
     if not all(isinstance(h, int) and h == heads[0] for h in heads):
         return f"'{name}' groups its heads"
@@ -119,9 +130,9 @@ def _as_long(mask: gs.Tensor, keys: gs.Tensor, view: View) -> bool:
     return length is not None and view.last_dim(mask) == length
 
 
-def _standard(*inputs: Pattern) -> Alt:
+def _standard(*inputs: Pattern, rest: bool = False) -> Alt:
     q, k, v = (_from_layout(n) for n in ("q", "k", "v"))
-    op = Op("Attention", q, k, v, *inputs, where=one_op, name="attended", whole=True)
+    op = Op("Attention", q, k, v, *inputs, where=one_op, name="attended", rest=rest, whole=True)
     core = Tag("standard", "1", op)
     return Alt(Tag("out_layout", "bshd", Op("Transpose", core, where=permutes(0, 2, 1, 3))), core)
 
@@ -289,7 +300,8 @@ ATTENTION = Fusion(
     op="TrtfuseAttention",
     patterns=(
         *(_attended(p) for p in (*masked(_SCALED), *masked(_BIASED), _SCALED)),
-        _standard(Var("mask", floating)),
+        _attended(Op("Add", _SCALED, MASK), _guarded_by_mask),
+        _standard(Var("mask", floating), rest=True),  # rest: so that `one_op` can tell of a cache
         _standard(Var("condition", boolean)),
         _standard(),
     ),
