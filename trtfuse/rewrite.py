@@ -133,6 +133,9 @@ def _write(proto: GraphProto, graph: gs.Graph, view: View, plan: _Plan, emit: Em
         kept = NodeProto()
         kept.CopyFrom(proto.node[view.index(node)])
         kept.input[:] = [t.name for t in node.inputs]
+        if node.op != kept.op_type:  # a CastLike that became a Cast
+            kept.op_type = node.op
+            kept.attribute.append(helper.make_attribute("to", node.attrs["to"]))
         for attribute in kept.attribute:
             inner = node.attrs.get(attribute.name)
             if isinstance(inner, gs.Graph):
