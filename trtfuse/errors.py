@@ -30,6 +30,12 @@ class BuildError(TrtfuseError):
     exit_code = 3
 
 
+class RunError(TrtfuseError):
+    """An engine that was built failed while it ran (exit 3)."""
+
+    exit_code = 3
+
+
 class EnvironmentMissing(TrtfuseError):
     """This machine lacks a package, a library or a GPU that the work needs (exit 4)."""
 
