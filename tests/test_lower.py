@@ -29,7 +29,7 @@ def test_the_native_model_has_nothing_of_ours_and_the_same_numbers(opset: int) -
     model, g = example(opset)
     matched = match(models.hold(model, Path("m.onnx")))
     assert len(matched.chosen) >= 3
-    made = models.whole(lower.native(matched.model, matched.view, matched.chosen))
+    made = models.whole(lower.lowered(matched.model, matched.view, matched.chosen))
     assert not made.functions
     assert all(n.domain != "trtfuse" for n in made.graph.node)
     assert ("LayerNormalization" in [n.op_type for n in made.graph.node]) == (opset >= 17)
@@ -54,7 +54,7 @@ def test_a_raised_model_has_the_same_sites_and_numbers() -> None:
     assert newer.opset == 20
     again, first = match(newer), match(held)
     assert [s.id for s in again.chosen] == [s.id for s in first.chosen]
-    made = models.whole(lower.native(newer, again.view, again.chosen))
+    made = models.whole(lower.lowered(newer, again.view, again.chosen))
     kinds = [n.op_type for n in made.graph.node]
     assert "LayerNormalization" in kinds
     assert "Gelu" in kinds

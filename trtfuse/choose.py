@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,23 @@ from trtfuse.model import one_line
 from trtfuse.view import View
 
 SCHEMA = "trtfuse/select/1"
-LOWERINGS = ("native", "keep")
+LOWERINGS = ("plugin", "native", "keep")
+# Why a site cannot be a plugin of the target, in words that follow its name; None if it can.
+Refusal = Callable[[Site], str | None]
 
 
-def disjoint(sites: list[Site], view: View) -> list[Site]:
+def disjoint(sites: list[Site], view: View, first: Callable[[Site], bool] = lambda _: True) -> list[Site]:
     """The sites without overlaps, named and in the order of the graph.
 
-    Where two overlap, the op that stands first in FUSIONS is kept, then the one of more nodes.
+    Where two overlap, one that is `first` is kept, then the op that stands first in FUSIONS, then the one of
+    more nodes.
     """
     rank = {f.op: k for k, f in enumerate(FUSIONS)}
     taken: set[int] = set()
     kept: list[Site] = []
-    for site in sorted(sites, key=lambda s: (rank[s.fusion.op], -len(s.found.nodes), view.order(s.root))):
+    for site in sorted(
+        sites, key=lambda s: (not first(s), rank[s.fusion.op], -len(s.found.nodes), view.order(s.root))
+    ):
         nodes = {id(n) for n in site.found.nodes}
         if nodes & taken:
             continue
@@ -39,19 +45,28 @@ def disjoint(sites: list[Site], view: View) -> list[Site]:
     return kept
 
 
-def choose(sites: list[Site], select: str | Path) -> list[Site]:
+def no_plugins(_: Site) -> str | None:
+    """The refusal of a target that takes no plugins."""
+    return "the target takes no plugins"
+
+
+def choose(sites: list[Site], select: str | Path, refusal: Refusal | None = None) -> list[Site]:
     """Sets `lowering` and `reason` of each site; returns those to be fused.
 
     select: "all", "none", "auto", or a selection file (JSON: schema "trtfuse/select/1", "ops" and "sites",
-    each from a name to native or keep; sites win over ops). Raises InputError for an unusable file.
+    each from a name to plugin, native or keep; sites win over ops). "all" makes every site a plugin that can
+    be one. refusal: of the target; None where the fused file itself is the product, in which every fused site
+    is alike. Raises InputError for an unusable file, and where it selects a plugin for what cannot be one.
     """
     policy = str(select)
     if policy in ("all", "auto", "none"):
         for site in sites:
             site.lowering = "keep" if policy == "none" else "native"
             site.reason = REASONS[policy]
+            if policy == "all" and refusal is not None:
+                _force_plugin(site, refusal)
     else:
-        _by_file(sites, Path(select))
+        _by_file(sites, Path(select), refusal)
     return [s for s in sites if s.lowering != "keep"]
 
 
@@ -62,7 +77,15 @@ REASONS = {
 }
 
 
-def _by_file(sites: list[Site], path: Path) -> None:
+def _force_plugin(site: Site, refusal: Refusal) -> None:
+    why_not = refusal(site)
+    if why_not is None:
+        site.lowering = "plugin"
+    else:
+        site.reason += f"; native, since {why_not}"
+
+
+def _by_file(sites: list[Site], path: Path, refusal: Refusal | None) -> None:
     chosen = read_selection(path)
     unknown = set(chosen["sites"]) - {s.id for s in sites}
     if unknown:
@@ -76,6 +99,12 @@ def _by_file(sites: list[Site], path: Path) -> None:
         site.reason = (
             f"{path.name} says so" if by_site or site.fusion.op in chosen["ops"] else "not in the file"
         )
+        if site.lowering == "plugin" and refusal is None:
+            site.lowering = "native"
+        elif site.lowering == "plugin" and refusal is not None and (why_not := refusal(site)) is not None:
+            raise InputError(
+                f"{path} selects a plugin for {site.id}, but {why_not}: write native or keep for it"
+            )
 
 
 def read_selection(path: Path) -> dict[str, dict[str, str]]:

@@ -99,9 +99,8 @@ def node_attributes(site: Site) -> dict[str, Attribute]:
     plugin = PLUGINS.get(site.fusion.op)
     if plugin is None:
         raise InputError(f"{site.fusion.op} has no plugin; choose native or keep for '{site.id}'")
-    known = {k: v for k, v in site.attributes.items() if k in plugin.attributes}
     return {
-        **known,
+        **{name: site.attributes.get(name, default) for name, (_, default) in plugin.attributes.items()},
         "inputs": " ".join(site.tensors),
         "outputs": " ".join(site.results),
         "plugin_namespace": NAMESPACE,

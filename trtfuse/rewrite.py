@@ -28,24 +28,35 @@ class _Plan:
     dropped: set[int]
 
 
-def rewrite(model: Model, view: View, sites: list[Site]) -> Model:
+def rewrite(
+    model: Model, view: View, sites: list[Site], spell: Callable[[Site], list[NodeProto] | None] | None = None
+) -> Model:
     """The fused model: one node and one model-local function for each kind of site.
 
+    spell: gives the standard nodes of a site that shall not be one node, None for the others.
     Without sites the model comes back as it was. Names of inputs, outputs and of the sites' results stay.
     """
     functions = {f.name: f for f in model.proto.functions if f.domain == DOMAIN}
     for site in sites:
         while site.op_type in functions and functions[site.op_type] != site.function():
             site.apart += "x"  # the model has another function of that name
-    fused = apply(model, view, sites, _fused_node)
-    if not sites:
+    called: list[Site] = []
+
+    def emit(site: Site) -> list[NodeProto]:
+        nodes = spell(site) if spell is not None else None
+        if nodes is None:
+            called.append(site)
+        return _fused_node(site) if nodes is None else nodes
+
+    fused = apply(model, view, sites, emit)
+    if not called:
         return fused
     proto = fused.proto
     proto.ir_version = max(proto.ir_version, FUNCTIONS_IR)
     if not any(o.domain == DOMAIN for o in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     have = {f.name for f in proto.functions if f.domain == DOMAIN}
-    for site in sites:
+    for site in called:
         if site.op_type not in have:
             have.add(site.op_type)
             proto.functions.append(site.function())

@@ -114,7 +114,7 @@ def test_a_timing_cache_is_written_read_again_and_begun_anew(tmp_path, monkeypat
     engine = targets.build("tensorrt", model, options(model, timing_cache=cache))
     assert "begun anew" in engine.notes[1]
     assert cache.read_bytes() == first
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["site", "timing.cache"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["site", "timing.cache", "timing.cache.lock"]
 
 
 @needs_rtx
@@ -242,6 +242,8 @@ def stand_in(tmp_path, monkeypatch, version="11.0.0", capability="8.9", first=""
         "import trtfuse.targets.gpu as gpu",
         f"gpu.capabilities = lambda: ({capability!r},)" if capability else "",
         f"__version__ = {version!r}",
+        "from trtfuse.targets import tensorrt as target",
+        "target.INSPECTS = False  # no GPU to load the engine on",
     ]
     (package / "__init__.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))

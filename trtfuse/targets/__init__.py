@@ -6,6 +6,7 @@ assertion), so a build never runs in the caller's process.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import tempfile
 from collections.abc import Callable
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 TARGETS = ("auto", "tensorrt", "tensorrt-rtx", "onnx")
 _PACKAGES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 _PIP = {"tensorrt": "pip install 'tensorrt>=10.6'", "tensorrt-rtx": "pip install 'tensorrt-rtx>=1.7'"}
+# Distributions that bring the module by themselves.
+_DISTRIBUTIONS = {
+    "tensorrt": tuple(f"tensorrt-cu{n}{part}" for n in (13, 12) for part in ("", "-bindings")),
+}
 # The newest ONNX opset that the parser of a release states it reads.
 _OPSETS = {
     "tensorrt": (((11, 0), 25), ((10, 15), 24), ((0, 0), 20)),
@@ -34,12 +39,13 @@ _EXTERNAL = 1_800_000_000  # bytes above which a model in memory is written with
 
 
 @dataclass(frozen=True)
-class Engine:
+class Plan:
     """A serialized engine.
 
     data: what the runtime of the target deserializes. compute_capabilities: the GPU architectures it is built
-    for ("8.6"). seconds: the build's time, parsing included. layers: of the network that was parsed.
-    version: the target's. notes: what the user should know, a line each.
+    for ("8.6"); portable: whether later ones run it too. seconds: the build's time, parsing included. layers:
+    of the network that was parsed; kernels: of the engine, None where the target does not tell. version: the
+    target's. notes: what the user should know, a line each.
     """
 
     data: bytes
@@ -49,6 +55,21 @@ class Engine:
     layers: int
     version: str
     notes: tuple[str, ...]
+    portable: bool = False
+    kernels: int | None = None
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """The plugins that a model's nodes need.
+
+    library: the file with their creators. sites: names of the nodes, each of which must be a plugin in the
+    engine. embedded: whether the engine carries the library, else who loads the engine must load that too.
+    """
+
+    library: Path
+    sites: tuple[str, ...]
+    embedded: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,14 +78,17 @@ class BuildOptions:
 
     profile: shapes of the dynamic inputs. compute_capability: GPU architectures ("8.9", "89", "sm_89", or
     "portable", "all", "current"); empty for the portable set where the target has one, else this GPU's.
-    timing_cache: a file that is read if it is there and written after the build, by the target that times
-    kernels (tensorrt). verbose: the target's own
-    messages go to stderr. progress: called with (phase, step, steps) in the calling thread.
+    timing_cache: a file that is read if it is there and brought up to date after the build, by the target
+    that times kernels (tensorrt). plugins: what nodes of our domain become. tf32: whether fp32 may be
+    computed in TF32. verbose: the target's own messages go to stderr. progress: called with (phase, step,
+    steps) in the calling thread.
     """
 
     profile: Profile
     compute_capability: tuple[str, ...] = ()
     timing_cache: Path | None = None
+    plugins: Plugins | None = None
+    tf32: bool = False
     verbose: bool = False
     progress: Callable[[str, int, int], None] | None = None
 
@@ -101,11 +125,11 @@ def installed(target: str) -> bool:
 
 def version(target: str) -> tuple[int, int]:
     """The installed release of a target, (0, 0) where it is not known."""
-    try:
-        major, minor = metadata.version(target).split(".")[:2]
-        return int(major), int(minor)
-    except (metadata.PackageNotFoundError, ValueError):
-        return 0, 0
+    for name in (target, *_DISTRIBUTIONS.get(target, ())):
+        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+            major, minor = metadata.version(name).split(".")[:2]
+            return int(major), int(minor)
+    return 0, 0
 
 
 def newest_opset(target: str) -> int:
@@ -116,7 +140,7 @@ def newest_opset(target: str) -> int:
     return next(opset for since, opset in _OPSETS[target] if have >= since)
 
 
-def build(target: str, model: onnx.ModelProto | Path, options: BuildOptions) -> Engine:
+def build(target: str, model: onnx.ModelProto | Path, options: BuildOptions) -> Plan:
     """Builds an engine; `model` is a file (external data beside it) or a proto that holds all its data.
 
     Runs in a child process, which dies with this one. Raises BuildError where the target refuses the model or

@@ -5,6 +5,7 @@ Runs in the child process only.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,25 +13,33 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from trtfuse.errors import BuildError
-from trtfuse.targets import messages
+from trtfuse import files
+from trtfuse.errors import BuildError, InputError
+from trtfuse.targets import layers, messages
 
 Send = Callable[..., None]
 
 
 def build(trt: Any, target: ModuleType, order: dict[str, Any], folder: Path, send: Send) -> dict[str, Any]:
-    """Parses and builds; writes `folder`/engine (and `folder`/cache) and returns what there is to say of it.
+    """Parses and builds; writes `folder`/engine and the timing cache, returns what there is to say of them.
 
     trt: the tensorrt or tensorrt_rtx package. target: our module for it. order: what `child` wrote.
     Raises BuildError with one line, InputError for a compute capability.
     """
     start = time.perf_counter()
     logger, heard = _logger(trt, order["verbose"], send)
+    library, sites, embedded = order["plugins"] or (None, (), False)
+    if library is not None:
+        _load_plugins(trt, library, heard)
     builder = trt.Builder(logger)
     if not builder:
         raise BuildError(messages.build_error(target.NAME, heard.errors))
     config = builder.create_builder_config()
-    capabilities, notes = target.set_capabilities(trt, config, order["compute_capability"])
+    capabilities, portable, notes = target.set_capabilities(trt, config, order["compute_capability"])
+    if not order["tf32"]:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    if embedded:
+        config.plugins_to_serialize = [library]
     network = builder.create_network(target.network_flags(trt))
     send("progress", phase="Parsing", step=0, steps=1)
     _parse(trt, target.NAME, network, logger, order["model"], heard.errors)
@@ -40,21 +49,37 @@ def build(trt: Any, target: ModuleType, order: dict[str, Any], folder: Path, sen
     monitor = _monitor(trt, send)
     if monitor is not None:
         config.progress_monitor = monitor
-    cache = _timing_cache(target, config, order["timing_cache"], heard, notes)
+    cache = _TimingCache.begin(target, config, order["timing_cache"], heard, notes)
+    if target.INSPECTS:
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     data = builder.build_serialized_network(network, config)
     if data is None:
         raise BuildError(messages.build_error(target.NAME, heard.errors))
     with open(folder / "engine", "wb") as f:
         f.write(memoryview(data))
-    if cache is not None:
-        (folder / "cache").write_bytes(memoryview(config.get_timing_cache().serialize()))
+    cache.keep(config)
+    kernels = layers.inspect(trt, logger, data) if target.INSPECTS else None
+    if kernels is not None:
+        layers.require_plugins(kernels, sites)
     return {
         "compute_capabilities": capabilities,
+        "portable": portable,
         "seconds": time.perf_counter() - start,
         "layers": network.num_layers,
+        "kernels": None if kernels is None else len(kernels),
         "version": trt.__version__,
         "notes": notes,
     }
+
+
+def _load_plugins(trt: Any, library: str, heard: _Heard) -> None:
+    """Makes the library's creators known to the parser."""
+    if trt.get_plugin_registry().load_library(library) is None:
+        reason = messages.clean(heard.errors[0]) if heard.errors else "TensorRT gives no reason"
+        raise BuildError(
+            f"TensorRT cannot load the plugin library {library} ({reason}): "
+            "build it again with `trtfuse plugins build --force`"
+        )
 
 
 @dataclass
@@ -162,24 +187,52 @@ def _monitor(trt: Any, send: Send) -> Any:
     return Monitor()
 
 
-def _timing_cache(target: ModuleType, config: Any, path: str | None, heard: _Heard, notes: list[str]) -> Any:
-    """The cache at `path`, a new one where there is none or it is of another release; None without a path."""
-    if path is None:
-        return None
-    if not target.TIMES_KERNELS:
-        notes.append(
-            f"{messages.NAMES[target.NAME]} times no kernels while building: no timing cache is written"
-        )
-        return None
-    before = len(heard.warnings), len(heard.errors)
-    data = Path(path).read_bytes() if Path(path).exists() else b""
-    cache = config.create_timing_cache(data)
-    unread = any("timing cache" in text for text in heard.warnings[before[0] :])
-    if data and (unread or not cache or not config.set_timing_cache(cache, False)):
-        notes.append(f"the timing cache {path} is of another release or GPU, or damaged: it is begun anew")
-        data, cache = b"", config.create_timing_cache(b"")
-    if not data and not config.set_timing_cache(cache, False):
-        notes.append("no timing cache can be used here: none is written")
-        cache = None
-    del heard.errors[before[1] :]  # a cache that cannot be read is no reason for a build to fail
-    return cache
+class _TimingCache:
+    """TensorRT's measurements of kernels, in a file that several builds may use at once.
+
+    Read before the build; afterwards what this one measured is merged, under a lock, into what is there then.
+    """
+
+    def __init__(self, path: Path | None, cache: Any) -> None:
+        self.path = path
+        self.cache = cache
+
+    @classmethod
+    def begin(
+        cls, target: ModuleType, config: Any, path: str | None, heard: _Heard, notes: list[str]
+    ) -> _TimingCache:
+        """With the cache at `path`, a new one where there is none or it is of another release."""
+        if path is None:
+            return cls(None, None)
+        if not target.TIMES_KERNELS:
+            notes.append(
+                f"{messages.NAMES[target.NAME]} times no kernels while building: no timing cache is written"
+            )
+            return cls(None, None)
+        before = len(heard.warnings), len(heard.errors)
+        data = Path(path).read_bytes() if Path(path).exists() else b""
+        cache = config.create_timing_cache(data)
+        unread = any("timing cache" in text for text in heard.warnings[before[0] :])
+        if data and (unread or not cache or not config.set_timing_cache(cache, False)):
+            notes.append(
+                f"the timing cache {path} is of another release or GPU, or damaged: it is begun anew"
+            )
+            data, cache = b"", config.create_timing_cache(b"")
+        if not data and not config.set_timing_cache(cache, False):
+            notes.append("no timing cache can be used here: none is written")
+            cache = None
+        del heard.errors[before[1] :]  # a cache that cannot be read is no reason for a build to fail
+        return cls(Path(path), cache)
+
+    def keep(self, config: Any) -> None:
+        """Writes the cache. A place that cannot be written costs the cache, not the engine."""
+        if self.path is None or self.cache is None:
+            return
+        made = config.get_timing_cache()
+        with files.lock(self.path), contextlib.suppress(InputError):
+            there = self.path.read_bytes() if self.path.exists() else b""
+            other = config.create_timing_cache(there) if there else None
+            if other:
+                made.combine(other, True)
+            with files.atomic_write(self.path) as f:
+                f.write(memoryview(made.serialize()))

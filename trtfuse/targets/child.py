@@ -12,7 +12,6 @@ import ctypes
 import json
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 
 from trtfuse import errors
 from trtfuse.errors import BuildError, EnvironmentMissing, InputError, TrtfuseError
-from trtfuse.targets import BuildOptions, Engine, messages
+from trtfuse.targets import BuildOptions, Plan, messages
 
 Send = Callable[..., None]  # send(kind, **what): one event to the parent
 
@@ -40,7 +39,7 @@ _START = (
 _KEPT = 12  # log lines of warnings and errors that are kept to explain a death
 
 
-def build(target: str, model: Path, options: BuildOptions) -> Engine:
+def build(target: str, model: Path, options: BuildOptions) -> Plan:
     """Builds in a child process; see `trtfuse.targets.build`."""
     with contextlib.ExitStack() as stack:
         try:
@@ -56,9 +55,7 @@ def build(target: str, model: Path, options: BuildOptions) -> Engine:
             raise _death(target, status, log, folder / "output")
         if done["kind"] == "error":
             raise _raised(done)
-        if options.timing_cache is not None and (folder / "cache").exists():
-            _keep_cache(folder / "cache", options.timing_cache)
-        return Engine(
+        return Plan(
             data=(folder / "engine").read_bytes(),
             target=target,
             compute_capabilities=tuple(done["compute_capabilities"]),
@@ -66,6 +63,8 @@ def build(target: str, model: Path, options: BuildOptions) -> Engine:
             layers=done["layers"],
             version=done["version"],
             notes=tuple(done["notes"]),
+            portable=done["portable"],
+            kernels=done["kernels"],
         )
 
 
@@ -77,6 +76,9 @@ def _order(folder: Path, target: str, model: Path, options: BuildOptions) -> Non
         "profile": {n: (profile.min[n], profile.opt[n], profile.max[n]) for n in profile.opt},
         "compute_capability": tuple(options.compute_capability),
         "timing_cache": str(options.timing_cache.resolve()) if options.timing_cache else None,
+        "plugins": options.plugins
+        and (str(options.plugins.library.resolve()), options.plugins.sites, options.plugins.embedded),
+        "tf32": options.tf32,
         "verbose": options.verbose,
     }
     with open(folder / "order", "wb") as f:
@@ -160,13 +162,6 @@ def _death(target: str, status: int, log: list[str], output: Path) -> TrtfuseErr
         f"{name} {how} while building{words}; it cannot take this model: keep sites by --select, "
         "simplify the graph, or use --target onnx"
     )
-
-
-def _keep_cache(made: Path, final: Path) -> None:
-    from trtfuse.files import atomic_path
-
-    with atomic_path(final) as temporary:
-        shutil.copyfile(made, temporary)
 
 
 # --- in the child -------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from trtfuse.targets import capability, gpu
 
 NAME = "tensorrt"
 TIMES_KERNELS = True
+INSPECTS = True  # deserializes what it built: the GPU is here
 INSTALL = "pip install --force-reinstall 'tensorrt>=10.6'"
 OLDEST = (10, 6)
 AMPERE = 8  # the first major compute capability that the hardware compatible level covers
@@ -40,8 +41,10 @@ def network_flags(trt: Any) -> int:
     return 1 << int(flag) if flag is not None else 0
 
 
-def set_capabilities(trt: Any, config: Any, wanted: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
-    """Sets the GPU architectures; returns them ("8.9") and what to say of them.
+def set_capabilities(
+    trt: Any, config: Any, wanted: tuple[str, ...]
+) -> tuple[tuple[str, ...], bool, list[str]]:
+    """Sets the GPU architectures; returns them ("8.9"), whether later ones run it too, and what to say.
 
     TensorRT times kernels on the GPU it builds on, so that is what an engine is for, unless it is to be
     portable ("portable", "all"): then it runs on every GPU from Ampere on, and is slower.
@@ -53,10 +56,14 @@ def set_capabilities(trt: Any, config: Any, wanted: tuple[str, ...]) -> tuple[tu
         if int(here.split(".")[0]) < AMPERE:
             raise InputError(f"a portable engine needs an Ampere GPU or newer to build on, this is {here}")
         config.hardware_compatibility_level = trt.HardwareCompatibilityLevel.AMPERE_PLUS
-        return (here,), ["the engine runs on NVIDIA GPUs of compute capability 8.0 and later"]
+        return (here,), True, ["the engine runs on NVIDIA GPUs of compute capability 8.0 and later"]
     if any(c not in (here, "current") for c in chosen):
         raise InputError(
             f"TensorRT builds for the GPU it runs on, {here} here: leave --compute-capability out, "
             "say portable, or use --target tensorrt-rtx"
         )
-    return (here,), [f"the engine is for NVIDIA GPUs of compute capability {here}, on which it was built"]
+    return (
+        (here,),
+        False,
+        [f"the engine is for NVIDIA GPUs of compute capability {here}, on which it was built"],
+    )

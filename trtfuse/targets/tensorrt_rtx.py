@@ -8,6 +8,7 @@ from trtfuse.errors import InputError
 from trtfuse.targets import capability, gpu
 
 NAME = "tensorrt-rtx"
+INSPECTS = False  # an engine is finished where it runs
 TIMES_KERNELS = False  # its timing caches do nothing, and are deprecated
 INSTALL = "pip install --force-reinstall 'tensorrt-rtx>=1.7'"
 # What an engine runs on when no compute capability is set; so it is portable, to later GPUs too.
@@ -27,8 +28,10 @@ def network_flags(trt: Any) -> int:
     return 1 << int(flag) if flag is not None else 0
 
 
-def set_capabilities(trt: Any, config: Any, wanted: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
-    """Sets the GPU architectures; returns them ("8.9") and what to say of them.
+def set_capabilities(
+    trt: Any, config: Any, wanted: tuple[str, ...]
+) -> tuple[tuple[str, ...], bool, list[str]]:
+    """Sets the GPU architectures; returns them ("8.9"), whether later ones run it too, and what to say.
 
     Raises InputError for one that this release does not know.
     """
@@ -50,15 +53,19 @@ def set_capabilities(trt: Any, config: Any, wanted: tuple[str, ...]) -> tuple[tu
             )
         config.num_compute_capabilities = 1
         config.set_compute_capability(trt.ComputeCapability.CURRENT, 0)
-        return gpu.capabilities()[:1], []
+        return gpu.capabilities()[:1], False, []
     if not chosen or "portable" in chosen:
         known = tuple(c for c in PORTABLE if c in offered)
-        return known, [
-            f"the engine runs on NVIDIA GPUs of compute capability {', '.join(known)} and later, "
-            "not on 9.0 (Hopper: --target tensorrt there); "
-            "Turing needs one of its own (--compute-capability 7.5)"
-        ]
+        return (
+            known,
+            True,
+            [
+                f"the engine runs on NVIDIA GPUs of compute capability {', '.join(known)} and later, "
+                "not on 9.0 (Hopper: --target tensorrt there); "
+                "Turing needs one of its own (--compute-capability 7.5)"
+            ],
+        )
     config.num_compute_capabilities = len(chosen)
     for index, name in enumerate(chosen):
         config.set_compute_capability(offered[name], index)
-    return chosen, []
+    return chosen, False, []
