@@ -12,16 +12,26 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtfuse.errors import BuildError, EnvironmentMissing, GateError, InputError, TrtfuseError
+    from trtfuse.engine import Engine
+    from trtfuse.errors import (
+        BuildError,
+        EnvironmentMissing,
+        GateError,
+        InputError,
+        RunError,
+        TrtfuseError,
+    )
     from trtfuse.pipeline import build, check, explain, fuse
     from trtfuse.result import Result
 
 __all__ = [
     "BuildError",
+    "Engine",
     "EnvironmentMissing",
     "GateError",
     "InputError",
     "Result",
+    "RunError",
     "TrtfuseError",
     "build",
     "check",
@@ -38,6 +48,10 @@ except metadata.PackageNotFoundError:  # run from a source tree that is not inst
 def __getattr__(name: str) -> Any:
     """Loads what is asked for: onnx and ONNX Runtime take a second to import."""
     if name in __all__:
-        home = {"Result": "result", **dict.fromkeys(("build", "check", "explain", "fuse"), "pipeline")}
+        home = {
+            "Result": "result",
+            "Engine": "engine",
+            **dict.fromkeys(("build", "check", "explain", "fuse"), "pipeline"),
+        }
         return getattr(importlib.import_module(f"trtfuse.{home.get(name, 'errors')}"), name)
     raise AttributeError(f"module 'trtfuse' has no attribute {name!r}")

@@ -39,6 +39,9 @@ from trtfuse.report import (
 if TYPE_CHECKING:
     from onnx import ValueInfoProto
 
+    from trtfuse.benchmark import Outcome
+    from trtfuse.targets import Plugins
+
 PACKAGES = (
     "trtfuse",
     "onnx",
@@ -118,7 +121,8 @@ def make_report(
     engine_path: str | os.PathLike[str] | None = None,
     engine: Any = None,
     engine_accuracy: Mapping[str, Any] | None = None,
-    latencies: Latencies | None = None,
+    outcome: Outcome | None = None,
+    plugins: Plugins | None = None,
     target: str | None = None,
     profile: Any = None,
     tolerances: Sequence[str] = (),
@@ -129,9 +133,10 @@ def make_report(
 ) -> Report:
     """The report of one run. What is left out was not done or not measured, and the report says so.
 
-    fused_accuracy, engine_accuracy: an Accuracy's `to_dict()`. engine: a targets.Engine. profile: a
-    shapes.Profile. target: the concrete one. tolerances: the user's, as Polygraphy's words; by default those
-    of fused_accuracy. folder: where the report goes; the printed commands write their outputs there.
+    fused_accuracy, engine_accuracy: an Accuracy's `to_dict()`. engine: a targets.Plan. outcome: the times.
+    plugins: in the engine. profile: a shapes.Profile. target: the concrete one. tolerances: the user's, as
+    Polygraphy's words; by default those of fused_accuracy. folder: where the report goes; the printed
+    commands write their outputs there.
     reference: what they compare with, by default the model; the fused file where the model was changed on
     purpose (quantization taken out), since no engine of it can then give what the model gives.
     """
@@ -150,6 +155,9 @@ def make_report(
         tolerances=tolerances or _tolerances(fused_accuracy),
     )
     why = _why_engine_unmeasured(target, engine_path)
+    latencies = unmeasured_latencies(
+        why, model, engine_path, target=target or "", shapes=opt, profiled=_profile_words(profile)
+    )
     return Report(
         model=ModelInfo(
             path=str(model),
@@ -168,15 +176,13 @@ def make_report(
             fused=_fused_accuracy(fused_accuracy, model, fused_path),
             engine=_engine_accuracy(engine_accuracy, why, commands if engine_path is not None else [], model),
         ),
-        latency_ms=latencies
-        or unmeasured_latencies(
-            why, model, engine_path, target=target or "", shapes=opt, profiled=_profile_words(profile)
-        ),
+        latency_ms=latencies if outcome is None else _latencies(outcome, latencies),
         engine=_engine_info(engine, engine_path, target),
         environment=environment(),
         timings=dict(timings or {}),
         profile=_profile(profile),
         commands=commands if len(commands) > 1 else [],
+        deploy=deploy_commands(engine_path, plugins, opt) if target == "tensorrt" and engine_path else [],
         notes=list(notes),
     )
 
@@ -266,7 +272,9 @@ def _why_engine_unmeasured(target: str | None, engine: str | os.PathLike[str] | 
         return "no engine was built"
     if not doctor.gpus():
         return "no NVIDIA GPU on this machine"
-    return "this version of trtfuse builds engines and does not run them"
+    if target == "tensorrt-rtx":
+        return "engines of TensorRT-RTX are built here and not run"
+    return "it was not asked for"
 
 
 def _engine_accuracy(
@@ -346,6 +354,65 @@ def polygraphy_commands(
         lines.append([*run, str(fused), "--onnxrt", *compare])
     rtx = "POLYGRAPHY_USE_TENSORRT_RTX=1 " if target == "tensorrt-rtx" else ""
     return [(rtx if "--trt" in line else "") + shlex.join(line) for line in lines]
+
+
+def _latencies(outcome: Outcome, unmeasured: Latencies) -> Latencies:
+    """The times that were taken; what was not keeps the command that takes it, and says why."""
+
+    def one(name: str, without: Latency) -> Latency:
+        if name in outcome.measured:
+            return latency(outcome, name)
+        return without.model_copy(update={"reason": outcome.unmeasured.get(name, without.reason)})
+
+    return Latencies(
+        engine=one("engine", unmeasured.engine),
+        plain=one("plain", unmeasured.plain),
+        onnxruntime=one("onnxruntime", unmeasured.onnxruntime),
+        transfers=[t * 1e3 for t in outcome.transfers] if outcome.transfers else None,
+        candidates={
+            name: latency(outcome, name)
+            for name, measured in outcome.measured.items()
+            if name not in ("plain", "onnxruntime") and measured is not outcome.measured.get("engine")
+        },
+        notes=[*([f"on {outcome.gpu}; {outcome.clocks}"] if outcome.gpu else []), *outcome.notes],
+    )
+
+
+def latency(outcome: Outcome, name: str) -> Latency:
+    """The times of one candidate in ms, or why there are none."""
+    measured = outcome.measured.get(name)
+    if measured is None:
+        return Latency(measured=False, reason=outcome.unmeasured.get(name, "it was not asked for"))
+    compared = outcome.comparisons.get(name)
+    return Latency(
+        measured=True,
+        p50=measured.p50 * 1e3,
+        p95=measured.p95 * 1e3,
+        p99=measured.p99 * 1e3,
+        throughput=measured.throughput,
+        speedup=compared.ratio if compared else None,
+        interval=[compared.low, compared.high] if compared else None,
+    )
+
+
+def deploy_commands(
+    engine: str | os.PathLike[str], plugins: Plugins | None, shapes: Mapping[str, Sequence[int]] | None
+) -> list[str]:
+    """The command lines of other tools that load an engine of TensorRT.
+
+    An engine that carries plugins is a program, which each tool must be told to allow.
+    """
+    words = ["trtexec", f"--loadEngine={engine}"]
+    if shapes:
+        words.append("--shapes=" + ",".join(f"{n}:{'x'.join(map(str, s))}" for n, s in shapes.items()))
+    triton = ["tritonserver", "--model-repository=MODELS"]
+    if plugins is not None and plugins.embedded:
+        words.append("--versionCompatible")  # lets an engine's own code run
+        triton.append("--backend-config=tensorrt,version-compatible=true")
+    elif plugins is not None:
+        words.append(f"--dynamicPlugins={plugins.library}")
+        triton.append(f"--backend-config=tensorrt,plugins={plugins.library}")
+    return [shlex.join(words), shlex.join(triton)]
 
 
 def unmeasured_latencies(

@@ -1,4 +1,4 @@
-"""The command line: `trtfuse build`, `fuse`, `explain`, `check`, `doctor`.
+"""The command line: `trtfuse build`, `fuse`, `explain`, `check`, `run`, `bench`, `plugins`, `doctor`.
 
 Exit codes: 0 done; 1 a gate failed (accuracy, latency); 2 usage, or an input that cannot be used; 3 the
 build failed, or trtfuse itself did; 4 this machine lacks something; 130 interrupted. An error is one line on
@@ -21,7 +21,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from trtfuse import __version__, cli_plugins, errors_cli
+from trtfuse import __version__, cli_engine, cli_plugins, errors_cli
 from trtfuse.errors import EnvironmentMissing, GateError, InputError
 
 TOLERANCE = re.compile(r"(.+:)?[0-9.]+([eE][-+]?[0-9]+)?")
@@ -48,6 +48,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_plugins.app, name="plugins")
+app.command("run")(cli_engine.run)
+app.command("bench")(cli_engine.bench)
 
 
 class Target(str, Enum):
@@ -189,19 +191,34 @@ def build(
     qdq: Annotated[
         Qdq, typer.Option(help="Take out Q/DQ first: all (drop), or what TensorRT refuses (auto).")
     ] = Qdq.keep,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="Let TensorRT compute fp32 in TF32: faster, 10 bits of mantissa.")
+    ] = False,
     compute_capability: Capability = None,
+    external_plugins: Annotated[
+        bool,
+        typer.Option("--external-plugins", help="Leave the plugin library out of the engine; you load it."),
+    ] = False,
     atol: Atol = None,
     rtol: Rtol = None,
     check_error_stat: ErrorStat = None,
     load_inputs: LoadInputs = None,
     timing_cache: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Measurements to reuse; kept up to date."),
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Kernel times to reuse; kept up to date. Default: one for each user and GPU.",
+        ),
     ] = None,
+    measure: Annotated[
+        bool, typer.Option(help="Time the engine beside plain TensorRT's and ONNX Runtime.")
+    ] = True,
     report: Annotated[
         Path | None,
         typer.Option(metavar="DIR", show_default=False, help="Where report.json and report.html go."),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Build even if nothing has changed.")] = False,
     json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = 0,
@@ -229,13 +246,17 @@ def build(
             max_shapes=max_shapes or [],
             select=select,
             qdq=qdq.value,
+            tf32=tf32,
             compute_capability=tuple(compute_capability or ()),
+            external_plugins=external_plugins,
             atol=atol or [],
             rtol=rtol or [],
             check_error_stat=check_error_stat or [],
             load_inputs=load_inputs,
             timing_cache=timing_cache,
+            measure=measure,
             report=report,
+            force=force,
             verbose=verbose > 1,
             progress=progress,
         )
@@ -243,6 +264,8 @@ def build(
     if json:
         sys.stdout.write(made.to_json())
     elif not quiet:
+        if result.up_to_date is not None:
+            screen.line(f"up to date: {result.engine_path} (--force builds it again)")
         screen.show_build(made, str(result.report_dir) if result.report_dir is not None else None)
 
 

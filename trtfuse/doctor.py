@@ -110,6 +110,12 @@ def gpus() -> tuple[Gpu, ...]:
     )
 
 
+def cuda_version() -> str:
+    """The newest CUDA that the driver supports ("13.0"), "" where there is no driver."""
+    cuda = int(_gpu_probe().get("cuda", 0))
+    return f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
+
+
 def examine() -> list[Check]:
     """Examines the machine: the packages, the two TensorRTs, the GPU, compilers, memory and disk."""
     return [

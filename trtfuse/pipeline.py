@@ -2,78 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtfuse import files, lower, normalise, targets
+from trtfuse import engines, files, normalise, record, targets
 from trtfuse import model as models
 from trtfuse import qdq as quantization
-from trtfuse.choose import choose, disjoint
-from trtfuse.errors import BuildError, GateError, InputError
-from trtfuse.fusion import NearMiss, Site, find
-from trtfuse.fusions import FUSIONS, NAMES
+from trtfuse.errors import InputError
+from trtfuse.fusions import NAMES
 from trtfuse.model import Model
-from trtfuse.report import check_folder, write_report
-from trtfuse.result import Result, SiteReport, count_nodes, site_reports
+from trtfuse.proof import Proof
+from trtfuse.record import Options, Places
+from trtfuse.report import check_folder, read_report, write_report
+from trtfuse.result import Result, count_nodes, site_reports
 from trtfuse.rewrite import rewrite
 from trtfuse.shapes import Profile, derive_profile
-from trtfuse.view import View
+from trtfuse.sites import Matched, match
+from trtfuse.stages import Progress, Stages
+from trtfuse.trial import Job
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from trtfuse.targets import Engine
-    from trtfuse.verify import Accuracy, Tolerances
+    from trtfuse.verify import Accuracy
 
 Path_ = str | os.PathLike[str]
-Progress = Callable[[str, int, int], None]
 Inputs = list[dict[str, "np.ndarray[Any, Any]"]]
-
-
-@dataclass
-class _Stages:
-    """Times the stages and tells the progress of them."""
-
-    progress: Progress | None
-    timings: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        if self.progress is not None:
-            self.progress(name, 0, 0)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.timings[name] = self.timings.get(name, 0.0) + time.perf_counter() - start
-
-
-@dataclass
-class Matched:
-    """A normalised model with its sites: all without overlaps, and those chosen to be fused."""
-
-    model: Model
-    view: View
-    sites: list[Site]
-    chosen: list[Site]
-    near_misses: list[NearMiss]
-
-
-def match(model: Model, select: str | Path = "all") -> Matched:
-    """Finds and chooses the sites of a model that is loaded and has none of its own functions left."""
-    view = normalise.view(model)
-    normalise.pass_over(view)
-    sites, misses = find(FUSIONS, view)
-    sites = disjoint(sites, view)
-    return Matched(model, view, sites, choose(sites, select), misses)
 
 
 def fuse_model(model: Model, select: str | Path = "all") -> tuple[Model, Matched]:
@@ -98,7 +57,7 @@ def fuse(
     out) first, and raise GateError where an output differs.
     Raises InputError for an unusable model, selection or place; nothing is then written.
     """
-    stages = _Stages(progress)
+    stages = Stages(progress)
     model, output = Path(model), Path(output)
     if output.exists() and model.exists() and output.resolve() == model.resolve():
         raise InputError(f"{output} is the model itself: name another output with -o")
@@ -122,7 +81,7 @@ def fuse(
             inputs = _inputs(
                 reference, source, None, derive_profile(normalise.without_placeholders(source).proto)
             )
-            proof = _Proof(reference, inputs, Tolerances.default(), result.sites)
+            proof = Proof(reference, inputs, Tolerances.default(), result.sites)
             result.accuracy = proof.gate(made, "fused file")
     with stages("write"):
         models.save(fused, output)
@@ -137,7 +96,7 @@ def explain(
 
     shapes: of dynamic inputs, in either spelling ("x:1x128", "x:[1,128]"), for the traffic. qdq: as `fuse`.
     """
-    stages = _Stages(progress)
+    stages = Stages(progress)
     model = Path(model)
     with stages("load"):
         source = models.load(model)
@@ -167,7 +126,7 @@ def check(
     """
     from trtfuse.verify import Tolerances, compare
 
-    stages = _Stages(progress)
+    stages = Stages(progress)
     with stages("load"):
         source = models.load(reference)
         models.load(candidate)
@@ -195,29 +154,39 @@ def build(
     max_shapes: Sequence[str] = (),
     select: str | Path = "auto",
     qdq: str = "keep",
+    tf32: bool = False,
     compute_capability: Sequence[str] = (),
+    external_plugins: bool = False,
     atol: Sequence[str] = (),
     rtol: Sequence[str] = (),
     check_error_stat: Sequence[str] = (),
     load_inputs: Path_ | None = None,
     timing_cache: Path_ | None = None,
+    measure: bool = True,
     report: Path_ | None = None,
+    force: bool = False,
     verbose: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Fuses `model`, proves the result against ONNX Runtime, builds an engine and reports.
 
     output: the engine; by default `<model>.engine` in the working directory. The fused file goes beside it
-    (`<engine's stem>.fused.onnx`), the report into `report`, by default `<engine's stem>.report`.
+    (`<engine's stem>.fused.onnx`), the manifest too (`<engine>.manifest.json`), the report into `report`, by
+    default `<engine's stem>.report`. Where all these are there and nothing that they depend on has changed,
+    nothing is done, unless with `force`.
     target: "auto", "tensorrt", "tensorrt-rtx" or "onnx" (the fused file is the product then).
     shapes, min_shapes, opt_shapes, max_shapes: "x:1x128" or "x:[1,128]"; what is left out is derived.
     qdq: "drop" takes QuantizeLinear and DequantizeLinear out first, "auto" those that TensorRT refuses; how
         far that moves the outputs is measured and said, and all further comparisons are with what is left.
-    select: "auto", "all", "none" or a selection file. compute_capability: GPU architectures ("8.9").
+    select: "auto" (with the target tensorrt, the fastest of native sites, plugins and TensorRT alone, as
+        measured here), "all" (every site that has a plugin becomes one), "none" or a selection file.
+    tf32: lets TensorRT compute fp32 in TF32. compute_capability: GPU architectures ("8.9").
+    external_plugins: the engine does not carry the plugin library; who loads it must load that first.
     atol, rtol, check_error_stat: tolerances in Polygraphy's words ("1e-5", "out:1e-3").
     load_inputs: .npz or Polygraphy's JSON; by default inputs are made from what reads each of them.
-    timing_cache: a file of measurements, read and kept up to date. precision: "keep".
-    verbose: the target's own messages go to stderr.
+    timing_cache: a file of measurements, read and kept up to date; by default one for each user and GPU.
+    measure: with the target tensorrt, time the engine beside plain TensorRT and ONNX Runtime.
+    precision: "keep". verbose: the target's own messages go to stderr.
 
     Raises InputError (2), GateError (1), BuildError (3) or EnvironmentMissing (4); nothing new is then left
     under a final name.
@@ -226,92 +195,134 @@ def build(
         raise InputError(
             f"precision {precision!r} is not offered: use 'keep' and export the model in that type"
         )
-    stages = _Stages(progress)
+    options = Options(
+        shapes=tuple(shapes),
+        min_shapes=tuple(min_shapes),
+        opt_shapes=tuple(opt_shapes),
+        max_shapes=tuple(max_shapes),
+        select=str(select),
+        qdq=qdq,
+        tf32=tf32,
+        compute_capability=tuple(compute_capability),
+        external_plugins=external_plugins,
+        atol=tuple(atol),
+        rtol=tuple(rtol),
+        check_error_stat=tuple(check_error_stat),
+        load_inputs=Path(load_inputs) if load_inputs else None,
+        timing_cache=Path(timing_cache) if timing_cache else None,
+        measure=measure,
+    )
+    stages = Stages(progress)
     model = Path(model)
     with stages("load"):
         source = models.load(model)
         target = targets.pick(target)
-    places = _Places.of(model, output, target, report)
+    places = Places.of(model, output, target, report)
     check_folder(places.report)
-    notes: list[str] = []
-    with stages("match"):
-        plainly = normalise.without_placeholders(source).proto
-        profile = derive_profile(plainly, min=min_shapes, opt=opt_shapes, max=max_shapes, shapes=shapes)
-        normal = normalise.inline_functions(source, frozenset())
-        plain, dropped = _without_qdq(normal, qdq, target)
-        matched = match(plain, select)
-    result = _result(model, target, source, matched, stages, profile)
-    result.notes = notes
-    result.tolerances = _words(atol, rtol, check_error_stat)
+    prints, why = {}, []
+    if target != "onnx":
+        prints = record.fingerprint(model, source, target, options)
+        why = record.reasons(places, prints)
+        if not why and not force:
+            return _unchanged(model, target, source, places, stages)
+    result, matched, plain = _prepared(model, source, target, options, stages)
+    if places.product.exists() and why:
+        result.notes.append(f"built again: {'; '.join(why)}")
     with _workplace(places.product) as folder:
-        with stages("rewrite"):
-            fused = rewrite(plain, matched.view, matched.chosen) if matched.chosen else plain
-            made = folder / places.fused.name
-            models.save(fused, made)
-            result.nodes_after = count_nodes(fused)
-        from trtfuse.verify import Tolerances
-
-        tolerances = Tolerances.parse(atol, rtol, check_error_stat)
-        with stages("verify"):
-            inputs = _inputs(model, source, load_inputs, profile)
-            reference = model
-            if dropped:
-                reference = folder / "dequantized.onnx"
-                models.save(plain, reference)
-                notes += [*dropped, _effect(model, reference, inputs)]
-                result.dequantized = True
-            proof = _Proof(reference, inputs, tolerances, result.sites)
-            result.accuracy = proof.gate(made, "fused file")
+        made = folder / places.fused.name
+        proof = _proven(made, folder, plain, matched, source, options, result, stages)
         if target != "onnx":
-            with stages("lower"):
-                lowered = folder / "lowered.onnx"
-                _lowered(plain, matched, select, target, lowered, proof, notes)
-            with stages("build"):
-                options = targets.BuildOptions(
-                    profile=profile,
-                    compute_capability=tuple(compute_capability),
-                    timing_cache=Path(timing_cache) if timing_cache else None,
-                    verbose=verbose,
-                    progress=progress,
-                )
-                result.engine = _built(target, lowered, options)
-                notes += result.engine.notes
+            job = Job(folder, model, target, options, verbose, progress)
+            engines.make(job, plain, matched, proof, result, stages)
         with stages("write"):
-            _move(made, places.fused)
-            result.fused_path = places.fused
-            if result.engine is not None:
-                with files.atomic_write(places.product) as f:
-                    f.write(result.engine.data)
-                result.engine_path = places.product
-            result.report_dir = places.report
-            write_report(result.to_report(), places.report)
+            _deliver(places, made, source, prints, options, result)
     return result
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where the products go."""
+def _unchanged(model: Path, target: str, source: Model, places: Places, stages: Stages) -> Result:
+    """The result of a build that finds its products there."""
+    previous = read_report(places.report)
+    return Result(
+        model,
+        target,
+        source,
+        [],
+        [],
+        stages.timings,
+        fused_path=places.fused,
+        accuracy=previous.accuracy.fused,
+        engine_path=places.product,
+        report_dir=places.report,
+        notes=list(previous.notes),
+        up_to_date=previous,
+    )
 
-    product: Path
-    fused: Path
-    report: Path
 
-    @staticmethod
-    def of(model: Path, output: Path_ | None, target: str, report: Path_ | None) -> _Places:
-        if target == "onnx":
-            product = Path(output) if output else Path(f"{model.stem}.fused.onnx")
-            fused = product
-        else:
-            product = Path(output) if output else Path(f"{model.stem}.engine")
-            fused = product.with_name(f"{product.stem}.fused.onnx")
-        for place in (product, fused):
-            if place.exists() and model.exists() and place.resolve() == model.resolve():
-                raise InputError(f"{place} is the model itself: name another output with -o")
-        if not product.parent.is_dir():
-            raise InputError(f"there is no folder {product.parent}: make it, or name another output with -o")
-        return _Places(
-            product, fused, Path(report) if report else product.with_name(f"{product.stem}.report")
+def _prepared(
+    model: Path, source: Model, target: str, options: Options, stages: Stages
+) -> tuple[Result, Matched, Model]:
+    """The sites and what is done with them; the model that is rewritten, less the quantization taken out."""
+    with stages("match"):
+        plainly = normalise.without_placeholders(source).proto
+        profile = derive_profile(
+            plainly,
+            min=options.min_shapes,
+            opt=options.opt_shapes,
+            max=options.max_shapes,
+            shapes=options.shapes,
         )
+        normal = normalise.inline_functions(source, frozenset())
+        plain, dropped = _without_qdq(normal, options.qdq, target)
+        matched = match(plain, options.select, target)
+    result = _result(model, target, source, matched, stages, profile)
+    result.tolerances = _words(options.atol, options.rtol, options.check_error_stat)
+    result.notes, result.dequantized = dropped, bool(dropped)
+    return result, matched, plain
+
+
+def _proven(
+    made: Path,
+    folder: Path,
+    plain: Model,
+    matched: Matched,
+    source: Model,
+    options: Options,
+    result: Result,
+    stages: Stages,
+) -> Proof:
+    """Writes the fused file to `made` and proves it; what proves further files."""
+    with stages("rewrite"):
+        fused = rewrite(plain, matched.view, matched.chosen) if matched.chosen else plain
+        models.save(fused, made)
+        result.nodes_after = count_nodes(fused)
+    from trtfuse.verify import Tolerances
+
+    tolerances = Tolerances.parse(options.atol, options.rtol, options.check_error_stat)
+    with stages("verify"):
+        inputs = _inputs(result.model, source, options.load_inputs, result.profile)
+        reference = result.model
+        if result.dequantized:
+            reference = folder / "dequantized.onnx"
+            models.save(plain, reference)
+            result.notes.append(_effect(result.model, reference, inputs))
+        proof = Proof(reference, inputs, tolerances, result.sites)
+        result.accuracy = proof.gate(made, "fused file")
+    return proof
+
+
+def _deliver(
+    places: Places, made: Path, source: Model, prints: dict[str, str], options: Options, result: Result
+) -> None:
+    """Puts everything under its final name, the engine last but for what describes it."""
+    _move(made, places.fused)
+    result.fused_path, result.report_dir = places.fused, places.report
+    if result.engine is not None:
+        with files.atomic_write(places.product) as f:
+            f.write(result.engine.data)
+        result.engine_path = places.product
+    write_report(result.to_report(), places.report)
+    if result.engine is not None:
+        record.write(places, source, prints, options, result)
 
 
 @contextmanager
@@ -339,7 +350,7 @@ def _move(made: Path, final: Path) -> None:
 
 
 def _result(
-    path: Path, target: str, source: Model, matched: Matched, stages: _Stages, profile: Profile | None = None
+    path: Path, target: str, source: Model, matched: Matched, stages: Stages, profile: Profile | None = None
 ) -> Result:
     sites = site_reports(matched.sites, matched.model, profile)
     return Result(path, target, source, sites, matched.near_misses, stages.timings, profile=profile)
@@ -366,36 +377,6 @@ def _inputs(path: Path, source: Model, given: Path_ | None, profile: Profile | N
     return inputs.runnable_inputs(path, source.proto, profile=profile)
 
 
-@dataclass(frozen=True)
-class _Proof:
-    """What a file that we made must equal: the reference on these inputs, within the tolerances."""
-
-    reference: Path
-    inputs: Inputs
-    tolerances: Tolerances
-    sites: list[SiteReport]
-
-    def accuracy(self, made: Path) -> Accuracy:
-        from trtfuse.verify import compare
-
-        return compare(self.reference, made, self.inputs, self.tolerances)
-
-    def gate(self, made: Path, what: str) -> Accuracy:
-        """The comparison. Raises GateError with the site to suspect."""
-        from trtfuse.verify import suspect
-
-        accuracy = self.accuracy(made)
-        if accuracy.passed:
-            return accuracy
-        fused = [s for s in self.sites if s.lowering != "keep"]
-        guilty = suspect(self.reference, made, self.inputs, fused)
-        hint = f"; suspect {guilty}" if guilty else ""
-        raise GateError(
-            f"the {what} differs from the original: {accuracy.reason}{hint}; "
-            "keep that site by --select FILE, or allow more by --atol and --rtol"
-        )
-
-
 def _effect(original: Path, changed: Path, inputs: Inputs) -> str:
     """In words, how far a change of the model moves its outputs."""
     from trtfuse.verify import Tolerances, compare
@@ -406,46 +387,6 @@ def _effect(original: Path, changed: Path, inputs: Inputs) -> str:
         f"taking quantization out moves the model's outputs in ONNX Runtime: {moved} (on {accuracy.inputs} "
         "inputs); all further comparisons are with the dequantized model"
     )
-
-
-def _lowered(
-    plain: Model,
-    matched: Matched,
-    select: str | Path,
-    target: str,
-    path: Path,
-    proof: _Proof,
-    notes: list[str],
-) -> None:
-    """Writes the file that the target parses, and proves it.
-
-    Sites are native. The model is raised to the opset that spells them shortest, if what onnx's converter
-    makes of it has the same sites and the same outputs.
-    """
-    opset = lower.wished_opset(matched.chosen, targets.newest_opset(target))
-    newer = lower.raised(plain, opset) if opset > plain.opset else None
-    if newer is not None:
-        again = match(newer, select)
-        if [s.id for s in again.chosen] == [s.id for s in matched.chosen]:
-            with contextlib.suppress(*models.CHECKER_ERRORS):
-                made = lower.native(newer, again.view, again.chosen)
-                models.save(normalise.without_placeholders(made), path)
-                if proof.accuracy(path).passed:
-                    notes.append(f"for the target the model is raised from opset {plain.opset} to {opset}")
-                    return
-        notes.append(f"the model stays at opset {plain.opset}: onnx's converter to {opset} changes it")
-    made = lower.native(plain, matched.view, matched.chosen)
-    models.save(normalise.without_placeholders(made), path)
-    proof.gate(path, "file for the target")
-
-
-def _built(target: str, lowered: Path, options: targets.BuildOptions) -> Engine:
-    try:
-        return targets.build(target, lowered, options)
-    except BuildError:
-        raise
-    except MemoryError as e:
-        raise BuildError("the build ran out of memory: close other programs or use a larger machine") from e
 
 
 def _words(atol: Sequence[str], rtol: Sequence[str], stat: Sequence[str]) -> tuple[str, ...]:

@@ -142,6 +142,9 @@ class Latency(Part):
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
+    throughput: float | None = Field(default=None, description="inferences a second")
+    speedup: float | None = Field(default=None, description="of the engine over this one, from paired rounds")
+    interval: list[float] | None = Field(default=None, description="of the speedup, 95 %")
     reason: str | None = None
     command: str | None = None
 
@@ -167,6 +170,11 @@ class Latencies(Part):
     engine: Latency
     plain: Latency
     onnxruntime: Latency
+    transfers: list[float] | None = Field(
+        default=None, description="inputs in, outputs out; not in the others"
+    )
+    candidates: dict[str, Latency] = Field(default={}, description="engines that were not taken, by name")
+    notes: list[str] = []
 
 
 class EngineInfo(Part):
@@ -250,6 +258,7 @@ class Report(Part):
     timings: dict[str, float] = Field(default={}, description="seconds of each stage")
     profile: ProfileInfo = ProfileInfo()
     commands: list[str] = Field(default=[], description="what compares the results with other tools")
+    deploy: list[str] = Field(default=[], description="what loads the engine in other tools")
     notes: list[str] = []
 
     def to_json(self) -> str:
@@ -311,6 +320,17 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
         raise InputError(f"cannot write the report into {folder}: {there} is a file; name another folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"cannot write the report into {folder}: {there} is not yours to write to")
+
+
+def read_report(folder: str | os.PathLike[str]) -> Report:
+    """The report.json in `folder`. Raises InputError where it is missing or of another kind."""
+    path = Path(folder) / "report.json"
+    try:
+        return Report.model_validate_json(path.read_bytes())
+    except OSError as e:
+        raise InputError(f"cannot read {path}: {e.strerror or e}; build again") from e
+    except ValueError as e:
+        raise InputError(f"{path} is no report of this version: build again") from e
 
 
 def write_report(report: Report, folder: str | os.PathLike[str]) -> Path:

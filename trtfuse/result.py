@@ -11,9 +11,11 @@ from trtfuse.model import Model, graphs
 from trtfuse.traffic import sizes, traffic
 
 if TYPE_CHECKING:
+    from trtfuse.benchmark import Outcome
+    from trtfuse.report import Accuracy as ReportedAccuracy
     from trtfuse.report import Report
     from trtfuse.shapes import Profile
-    from trtfuse.targets import Engine
+    from trtfuse.targets import Plan, Plugins
     from trtfuse.verify import Accuracy
 
 
@@ -40,6 +42,8 @@ class Result:
 
     accuracy: of the fused file. nodes, nodes_after: of the model and of the fused file. dequantized: whether
     quantization was taken out, so that results compare with the fused file's and not with the model's.
+    plugins: those in the engine. engine_accuracy, outcome: of the engine on the GPU. up_to_date: the report
+    of the build that left nothing to do.
     """
 
     model: Path
@@ -50,14 +54,18 @@ class Result:
     timings: dict[str, float] = field(default_factory=dict)
     nodes_after: int | None = None
     fused_path: Path | None = None
-    accuracy: Accuracy | None = None
+    accuracy: Accuracy | ReportedAccuracy | None = None
     engine_path: Path | None = None
-    engine: Engine | None = None
+    engine: Plan | None = None
     profile: Profile | None = None
     report_dir: Path | None = None
     notes: list[str] = field(default_factory=list)
     tolerances: tuple[str, ...] = ()
     dequantized: bool = False
+    plugins: Plugins | None = None
+    engine_accuracy: Accuracy | None = None
+    outcome: Outcome | None = None
+    up_to_date: Report | None = None
 
     @property
     def nodes(self) -> int:
@@ -65,7 +73,10 @@ class Result:
 
     def to_report(self) -> Report:
         """The result as `report.json` holds it."""
+        if self.up_to_date is not None:
+            return self.up_to_date
         from trtfuse import account
+        from trtfuse.verify import Accuracy
 
         graph = self.source.proto.graph
         weights = {t.name for t in graph.initializer}
@@ -79,7 +90,10 @@ class Result:
             sites=self.sites,
             near_misses=self.near_misses,
             fused_path=self.fused_path,
-            fused_accuracy=self.accuracy.to_dict() if self.accuracy else None,
+            fused_accuracy=self.accuracy.to_dict() if isinstance(self.accuracy, Accuracy) else None,
+            engine_accuracy=self.engine_accuracy.to_dict() if self.engine_accuracy else None,
+            outcome=self.outcome,
+            plugins=self.plugins,
             engine_path=self.engine_path,
             engine=self.engine,
             target=self.target,

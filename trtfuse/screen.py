@@ -11,10 +11,10 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trtfuse.report import Accuracy, NearMiss, OpTotal, Report, Site, number, saved, seconds, size
+from trtfuse.report import Accuracy, Latency, NearMiss, OpTotal, Report, Site, number, saved, seconds, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -140,6 +140,11 @@ def show_build(report: Report, folder: str | None) -> None:
         line("Compare with other tools:")
         for command in report.commands:
             line(f"  {command}")
+    if report.deploy:
+        line()
+        line("Load the engine in other tools:")
+        for command in report.deploy:
+            line(f"  {command}")
 
 
 def show_fuse(report: Report) -> None:
@@ -168,6 +173,17 @@ def show_explain(report: Report) -> None:
         line()
         line("Near misses:")
         _print(_misses(report.near_misses))
+
+
+def show_outputs(runs: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
+    """`trtfuse run`: each output of each feed in a line."""
+    table = _table("output", "type", ">smallest", ">largest", ">mean", ">not finite")
+    for outputs in runs:
+        for name, o in outputs.items():
+            kind = f"{o['dtype']} {'x'.join(map(str, o['shape']))}".strip()
+            numbers = (number(o[key]) for key in ("min", "max", "mean"))
+            table.add_row(name, kind, *numbers, str(o["not_finite"]))
+    _print(table)
 
 
 def show_accuracy(accuracy: Accuracy) -> None:
@@ -266,13 +282,38 @@ def _latency(report: Report) -> None:
         line(f"engine: latency not measured here: {latency.engine.reason}; measure it with:")
         line(f"  {latency.engine.command}")
         return
-    named = (
-        ("engine", latency.engine),
-        ("plain TensorRT", latency.plain),
-        ("ONNX Runtime", latency.onnxruntime),
+    show_latencies(
+        {
+            "engine": latency.engine,
+            "plain TensorRT": latency.plain,
+            "ONNX Runtime": latency.onnxruntime,
+            **{f"not taken: {name}": one for name, one in latency.candidates.items()},
+        },
+        latency.transfers,
+        latency.notes,
     )
-    words = [f"{name} {one.p50:.3f} ms" for name, one in named if one.p50 is not None]
-    line(f"latency: {', '.join(words)} (median)")
+
+
+def show_latencies(
+    latencies: Mapping[str, Latency], transfers: Sequence[float] | None, notes: Sequence[str]
+) -> None:
+    """Times by candidate, the first held against the others; why one was not timed."""
+    table = _table("latency", ">median ms", ">p95", ">p99", ">inferences/s", ">engine's speedup", "95 %")
+    for name, one in latencies.items():
+        if not one.measured or one.p50 is None:
+            continue
+        interval = f"{one.interval[0]:.3f} to {one.interval[1]:.3f}" if one.interval else ""
+        speedup = f"{one.speedup:.3f}" if one.speedup else ""
+        times = [f"{t:.4f}" for t in (one.p50, one.p95, one.p99) if t is not None]
+        table.add_row(name, *times, f"{one.throughput or 0:.1f}", speedup, interval)
+    _print(table, 0)
+    if transfers is not None:
+        line(f"(not in these: inputs to the GPU {transfers[0]:.4f} ms, outputs back {transfers[1]:.4f} ms)")
+    for name, one in latencies.items():
+        if not one.measured:
+            line(f"{name}: not timed: {one.reason}")
+    for note in notes:
+        line(f"  note: {note}")
 
 
 def _notes(report: Report) -> None:
