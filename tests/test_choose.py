@@ -64,7 +64,6 @@ def test_a_site_wins_over_its_op(tmp_path: Path) -> None:
         ('{"schema": "other"}', 'its "schema" must be'),
         ("[]", 'its "schema" must be'),
         ('{"schema": "trtfuse/select/1", "ops": {"TrtfuseSoftmax": "maybe"}}', "must map names to one of"),
-        ('{"schema": "trtfuse/select/1", "ops": {"TrtfuseSoftmax": "plugin"}}', "must map names to one of"),
         ('{"schema": "trtfuse/select/1", "ops": {"Flubber": "keep"}}', "Flubber"),
         ('{"schema": "trtfuse/select/1", "sites": 3}', "must map names"),
     ],

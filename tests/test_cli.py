@@ -30,6 +30,8 @@ class FakeResult:
     def __init__(self, folder: Path, **changes: Any) -> None:
         self.report_dir: Path | None = folder / "report"
         self.report = sample(folder, **changes)
+        self.up_to_date: Any = None
+        self.engine_path = folder / "m.engine"
 
     def to_report(self) -> Any:
         return self.report
@@ -191,7 +193,8 @@ def test_build_hands_every_option_on(run: Run, pipeline: FakePipeline, tmp_path:
     words = f"""build m.onnx -o m.engine --target tensorrt-rtx --shapes x:1x3 --min-shapes x:[1,2] y:1
         --opt-shapes x:1x2 --max-shapes x:[1,9],y:4 --select {selection} --qdq drop
         --compute-capability 8.6 12.0 --atol 1e-5 out:1e-3 --rtol=1e-4 a:b:2 --check-error-stat max out:mean
-        --load-inputs in.npz --timing-cache t.cache --report r"""
+        --load-inputs in.npz --timing-cache t.cache --report r --tf32 --external-plugins --no-measure
+        --force"""
     code, _, err = run(*words.split())
     assert (code, err) == (0, "")
     (model, output), options = pipeline.call
@@ -206,13 +209,17 @@ def test_build_hands_every_option_on(run: Run, pipeline: FakePipeline, tmp_path:
         "max_shapes": ["x:[1,9],y:4"],
         "select": str(selection),
         "qdq": "drop",
+        "tf32": True,
         "compute_capability": ("8.6", "12.0"),
+        "external_plugins": True,
         "atol": ["1e-5", "out:1e-3"],
         "rtol": ["1e-4", "a:b:2"],
         "check_error_stat": ["max", "out:mean"],
         "load_inputs": Path("in.npz"),
         "timing_cache": Path("t.cache"),
+        "measure": False,
         "report": Path("r"),
+        "force": True,
         "verbose": False,
     }
 
@@ -244,6 +251,14 @@ def test_build_shows_what_was_done(run: Run, pipeline: FakePipeline, tmp_path: P
     assert f"  polygraphy run '{tmp_path / 'my model.onnx'}' --onnxrt" in out
     assert f"  POLYGRAPHY_USE_TENSORRT_RTX=1 polygraphy run {tmp_path / 'm.engine'} --trt" in out
     assert "\x1b" not in out
+
+
+def test_a_build_with_nothing_to_do_says_so(run: Run, pipeline: FakePipeline, tmp_path: Path) -> None:
+    pipeline.answer = FakeResult(tmp_path)
+    pipeline.answer.up_to_date = pipeline.answer.report
+    code, out, err = run("build", "m.onnx")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"up to date: {tmp_path / 'm.engine'} (--force builds it again)\n")
 
 
 @pytest.mark.parametrize("command", ["build m.onnx", "fuse m.onnx -o o.onnx", "explain m.onnx"])
@@ -473,6 +488,7 @@ def test_a_real_model_is_built(model: Path) -> None:
     assert "shapes chosen: x:" in done.stdout
     assert sorted(p.name for p in folder.iterdir()) == [
         "chain.engine",
+        "chain.engine.manifest.json",
         "chain.fused.onnx",
         "chain.onnx",
         "chain.report",

@@ -15,8 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import trtfuse
-from trtfuse import pipeline
 from trtfuse.errors import GateError, InputError
+from trtfuse.proof import Proof
 
 pytest.importorskip("tensorrt_rtx", reason="tensorrt-rtx is not installed")
 WIDTH = 32
@@ -138,7 +138,7 @@ def test_what_was_there_survives_a_failed_gate(
 ) -> None:
     engine = tmp_path / "b.engine"
     engine.write_bytes(b"the old one")
-    monkeypatch.setattr(pipeline._Proof, "gate", lambda *_: (_ for _ in ()).throw(GateError("no")))
+    monkeypatch.setattr(Proof, "gate", lambda *_: (_ for _ in ()).throw(GateError("no")))
     with pytest.raises(GateError):
         trtfuse.build(model, engine, target="tensorrt-rtx")
     assert engine.read_bytes() == b"the old one"

@@ -146,7 +146,7 @@ def test_the_keys_of_the_design_are_there(tmp_path: Path) -> None:
     site_keys = "id op variant nodes lowering reason bytes_before bytes_after launches_before launches_after"
     assert set(site_keys.split()) <= made["sites"][0].keys()
     assert {"path", "target", "bytes", "sha256", "compute_capabilities"} <= made["engine"].keys()
-    assert {"engine", "plain", "onnxruntime"} == made["latency_ms"].keys()
+    assert {"engine", "plain", "onnxruntime"} <= made["latency_ms"].keys()
     assert {"versions", "platform", "gpu"} <= made["environment"].keys()
     hidden = made["accuracy"]["fused"]["outputs"]["hidden"]
     assert hidden["max_abs"] == pytest.approx(2e-6)

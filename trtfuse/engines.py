@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make(job: Job, plain: Model, matched: Matched, proof: Proof, result: Result, stages: Stages) -> None:
-    """Makes the engine, into `result`: of the chosen sites, or with "auto" on a GPU the fastest of several."""
+    """Makes the engine, into `result`: of the chosen sites, or with "auto" on a GPU the fastest."""
     assert result.profile is not None
     on_gpu = job.target == "tensorrt"
     if on_gpu and job.options.select == "auto" and job.options.measure:
