@@ -46,7 +46,7 @@ struct BiasAct {
     __device__ void apply(float (&values)[N], const More& more) const {
 #pragma unroll
         for (int k = 0; k < N; ++k) values[k] += more.bias[k];
-        activate<sizeof(T) == 4>(values, activation, alpha);
+        activate<T>(values, activation, alpha);
     }
 };
 

@@ -5,8 +5,10 @@
 //   RmsNorm     y = s / sqrt(mean(s * s) + epsilon) * scale
 //
 // Everything between reading and writing is fp32; s is normalised before it is rounded to the second output.
-// The variance is of the deviations, and both it and the mean are corrected by the deviations' sum: a mean of
-// 1000 costs nothing, where sums of squares would cancel.
+// Mean and variance are of deviations from a pivot near the mean: a mean of 1000 costs nothing, where sums of
+// squares would cancel. With d = s - pivot,
+//
+//   mean(s) = pivot + mean(d),  var(s) = mean(d * d) - mean(d)^2
 #pragma once
 
 #include "dispatch.cuh"
@@ -22,21 +24,26 @@ struct NormArguments {
     T *y, *sum;                                 // sum may be null
     int64_t rows;
     int columns;
+    float of_columns;  // 1 / columns
     float epsilon;
     bool preset_is_scalar;
 };
 
+/// (s - mean(s)) / sqrt(var(s) + epsilon) = d * factor + term
 struct Moments {
-    float mean, correction;  // the mean is their sum, which a single float would round
-    float inverse;           // 1 / sqrt(variance + epsilon)
+    float factor, term;
 };
 
 template <bool RMS>
-__device__ inline Moments finish(float mean, float squares, float deviations, int columns, float epsilon) {
-    const float correction = RMS ? 0.0f : deviations / columns;
-    float variance = squares / columns - correction * correction;
+__device__ inline Moments finish(float deviations, float squares, float of_columns, float epsilon) {
+    const float mean = RMS ? 0.0f : deviations * of_columns;
+    float variance = fmaf(squares, of_columns, -mean * mean);
     if (variance < 0.0f) variance = 0.0f;  // and NaN stays NaN
-    return {mean, correction, 1.0f / sqrtf(variance + epsilon)};
+    const float v = variance + epsilon, r = rsqrtf(v);
+    // One step of Newton's takes rsqrtf's two units in the last place to one; 0 and infinity have no step.
+    const float better = fmaf(0.5f * r, fmaf(-v * r, r, 1.0f), r);
+    const float factor = better - better == 0.0f ? better : r;
+    return {factor, -mean * factor};
 }
 
 /// s of one window; elements outside the row are 0.
@@ -64,18 +71,24 @@ __device__ inline float scalar_preset(const NormArguments<T>& a) {
     return a.preset && a.preset_is_scalar ? widen_one(a.preset) : 0.0f;
 }
 
-/// y of one window from s.
+/// y of one window from its deviations.
 template <int N, typename T>
-__device__ inline Pack affine(const float (&s)[N], Moments m, const Pack& scale, const Pack& bias,
+__device__ inline Pack affine(const float (&d)[N], Moments m, const Pack& scale, const Pack& bias,
                               const NormArguments<T>& a) {
-    float y[N], factor[N], term[N];
-    widen<T>(scale, factor);
-    widen<T>(bias, term);
+    float y[N];
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-        y[k] = (s[k] - m.mean - m.correction) * m.inverse;
-        if (a.scale) y[k] *= factor[k];
-        if (a.bias) y[k] += term[k];
+    for (int k = 0; k < N; ++k) y[k] = fmaf(d[k], m.factor, m.term);
+    if (a.scale) {
+        float factor[N], term[N];
+        widen<T>(scale, factor);
+        widen<T>(bias, term);  // zeros where there is none
+#pragma unroll
+        for (int k = 0; k < N; ++k) y[k] = fmaf(y[k], factor[k], term[k]);
+    } else if (a.bias) {
+        float term[N];
+        widen<T>(bias, term);
+#pragma unroll
+        for (int k = 0; k < N; ++k) y[k] += term[k];
     }
     return narrow<T>(y);
 }
@@ -132,27 +145,42 @@ __global__ void __launch_bounds__(L::kMostThreads) norm_kernel(const NormArgumen
 #pragma unroll
             for (int k = 0; k < N; ++k) {
                 if (!inside<ALIGNED>(first(c) + k, columns)) s[c][k] = 0.0f;
-                total += s[c][k];
+                if (!RMS) total += s[c][k];
             }
         }
-        const float mean = RMS ? 0.0f : group.sum(total) / a.columns;
-        float moments[2] = {0.0f, 0.0f};  // of squares, of deviations
+        float pivot = 0.0f;
+        if constexpr (!RMS && L::LANES == kBlock) {
+            pivot = group.sum(total) * a.of_columns;  // the mean but for its rounding
+        } else if constexpr (!RMS) {
+            // The mean of what the first lane has is as good, and needs no sum over lanes: it is at most
+            // sqrt(32) standard deviations from the row's, so that var(s) loses at most 5 bits of 24.
+            int own = 0;
+#pragma unroll
+            for (int c = 0; c < L::CHUNKS; ++c) {
+                const int from = max(first(c), 0), to = min(first(c) + N, columns);
+                own += max(to - from, 0);
+            }
+            pivot = group.first(own > 0 ? __fdividef(total, static_cast<float>(own)) : 0.0f);
+        }
+        float deviations = 0.0f, squares = 0.0f;
 #pragma unroll
         for (int c = 0; c < L::CHUNKS; ++c) {
             if (first(c) >= columns) continue;
 #pragma unroll
             for (int k = 0; k < N; ++k) {
-                const float d = inside<ALIGNED>(first(c) + k, columns) ? s[c][k] - mean : 0.0f;
-                moments[0] += d * d;
-                if (!RMS) moments[1] += d;
+                if (!RMS) s[c][k] = inside<ALIGNED>(first(c) + k, columns) ? s[c][k] - pivot : 0.0f;
+                squares = fmaf(s[c][k], s[c][k], squares);
+                if (!RMS) deviations += s[c][k];
             }
         }
         if (RMS) {
-            moments[0] = group.sum(moments[0]);
+            squares = group.sum(squares);
         } else {
+            float moments[2] = {deviations, squares};
             group.template reduce<Add>(moments);
+            deviations = moments[0], squares = moments[1];
         }
-        const Moments m = finish<RMS>(mean, moments[0], moments[1], a.columns, a.epsilon);
+        const Moments m = finish<RMS>(deviations, squares, a.of_columns, a.epsilon);
 #pragma unroll
         for (int c = 0; c < L::CHUNKS; ++c) {
             if (first(c) >= columns) continue;
@@ -201,26 +229,28 @@ __global__ void __launch_bounds__(kLongThreads) norm_long_kernel(const NormArgum
 #pragma unroll
             for (int k = 0; k < N; ++k) total += s[k];
         }
-        const float mean = RMS ? 0.0f : group.sum(total) / columns;
-        float moments[2] = {0.0f, 0.0f};
+        const float pivot = RMS ? 0.0f : group.sum(total) * a.of_columns;
+        float moments[2] = {0.0f, 0.0f};  // the sums of deviations and of their squares
 #pragma unroll 2
         for (int w = threadIdx.x; w < windows; w += blockDim.x) {
             float s[N];
             again(w, s);
 #pragma unroll
             for (int k = 0; k < N; ++k) {
-                const float d = inside<false>(w * N - shift + k, columns) ? s[k] - mean : 0.0f;
-                moments[0] += d * d;
-                moments[1] += d;
+                const float d = inside<false>(w * N - shift + k, columns) ? s[k] - pivot : 0.0f;
+                moments[0] += d;
+                moments[1] = fmaf(d, d, moments[1]);
             }
         }
         group.template reduce<Add>(moments);
-        const Moments m = finish<RMS>(mean, moments[0], moments[1], columns, a.epsilon);
+        const Moments m = finish<RMS>(moments[0], moments[1], a.of_columns, a.epsilon);
 #pragma unroll 2
         for (int w = threadIdx.x; w < windows; w += blockDim.x) {
             const int first = w * N - shift;
             float s[N];
             again(w, s);
+#pragma unroll
+            for (int k = 0; k < N; ++k) s[k] -= pivot;
             Pack scale{}, bias{};
             if (a.scale) scale = load<false>(a.scale, first, columns);
             if (a.bias) bias = load<false>(a.bias, first, columns);
@@ -239,6 +269,7 @@ cudaError_t norm_of(const NormCall& call) {
     a.scale = in(call.scale), a.bias = in(call.bias);
     a.y = out(call.y), a.sum = out(call.sum);
     a.rows = call.rows, a.columns = static_cast<int>(call.columns);
+    a.of_columns = static_cast<float>(1.0 / static_cast<double>(call.columns));
     a.epsilon = call.epsilon, a.preset_is_scalar = call.preset_is_scalar;
     bool aligned = call.columns % kWindow<T> == 0;
     for (const void* p : {call.x, call.skip, call.scale, call.bias, static_cast<const void*>(call.y),

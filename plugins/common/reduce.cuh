@@ -29,6 +29,12 @@ class Group {
         if constexpr (LANES == kBlock) across(values, op);
     }
 
+    /// What the first thread of the group has; of a warp's group.
+    __device__ float first(float value) {
+        static_assert(LANES != kBlock, "one shuffle");
+        return __shfl_sync(0xffffffffu, value, 0, kWidth);
+    }
+
     __device__ float sum(float value) { return one<Add>(value); }
     __device__ float max(float value) { return one<Max>(value); }
 

@@ -20,7 +20,7 @@ struct GatedAct {
     __device__ void apply(float (&values)[N], const Pack& more) const {
         float factor[N];
         widen<T>(more, factor);
-        activate<sizeof(T) == 4>(values, activation, alpha);
+        activate<T>(values, activation, alpha);
 #pragma unroll
         for (int k = 0; k < N; ++k) values[k] *= factor[k];
     }

@@ -1,3 +1,4 @@
+#include "../common/activation.cuh"
 #include "../common/dispatch.cuh"
 #include "../common/rows.cuh"
 #include "softmax.h"
@@ -36,7 +37,7 @@ __device__ inline int64_t offset_of(const Broadcast& b, int64_t row) {
 // e^(v - top); with no valid score in a row, -inf - -inf makes it NaN, as the formula has it
 template <typename T>
 __device__ inline float weight(float v, float top) {
-    return sizeof(T) == 4 ? expf(v - top) : exp2f((v - top) * 1.44269504f);
+    return kExact<T> ? expf(v - top) : power_of_two((v - top) * kLog2E);
 }
 
 /// scale * x + mask of one window, `mask` as read_mask gives it; -inf outside the row.
