@@ -3,7 +3,7 @@
     python scripts/fit_gelu.py [DEGREE]
 
 Phi(x) = 1 / (1 + 2^-u) with u = x P(x^2). P is the weighted minimax polynomial (Lawson's iteration) of the
-logit of Phi to base 2, over 0 < x <= 6; the weight is what an error of u does to x Phi(x) on the negative side,
+logit of Phi to base 2, over 0 < x <= 6; the weight is what an error of u does to x Phi(x) for negative x,
 in halves of a unit in the last place of fp16.
 """
 
