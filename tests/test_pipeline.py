@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -328,3 +329,61 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
         assert (small / "out.onnx").read_bytes() == b"old"
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_what_is_there_and_unchanged_is_not_built_again(model: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "b.engine"
+    first = trtfuse.build(model, engine, target="tensorrt-rtx")
+    assert first.up_to_date is None
+    stamp = engine.stat().st_mtime_ns
+    again = trtfuse.build(model, engine, target="tensorrt-rtx")
+    assert again.up_to_date is not None
+    assert engine.stat().st_mtime_ns == stamp
+    assert again.to_report().engine.sha256 == first.to_report().engine.sha256
+    forced = trtfuse.build(model, engine, target="tensorrt-rtx", force=True)
+    assert forced.up_to_date is None
+    assert engine.stat().st_mtime_ns > stamp
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("model", "the model changed"),
+        ("option", "the option --select changed from auto to none|the option --select changed"),
+        ("engine", "b.engine was changed since"),
+        ("fused", "b.fused.onnx was changed since"),
+        ("gone", "b.fused.onnx is gone"),
+        ("report", "report.json is gone"),
+        ("broken report", "report"),
+        ("no manifest", "has no manifest"),
+        ("broken manifest", "manifest .* is damaged"),
+    ],
+)
+def test_what_changed_is_why_it_is_built_again(model: Path, tmp_path: Path, change: str, why: str) -> None:
+    engine, options = tmp_path / "b.engine", {}
+    trtfuse.build(model, engine, target="tensorrt-rtx")
+    manifest = tmp_path / "b.engine.manifest.json"
+    if change == "model":
+        changed = onnx.load(model)
+        changed.graph.doc_string = "changed"
+        onnx.save(changed, model)
+    elif change == "option":
+        options = {"select": "none"}
+    elif change in ("engine", "fused"):
+        path = engine if change == "engine" else tmp_path / "b.fused.onnx"
+        path.write_bytes(path.read_bytes() + b" ")
+    elif change == "gone":
+        (tmp_path / "b.fused.onnx").unlink()
+    elif change == "report":
+        (tmp_path / "b.report" / "report.json").unlink()
+    elif change == "broken report":
+        (tmp_path / "b.report" / "report.json").write_text("{")
+    elif change == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text("{")
+    result = trtfuse.build(model, engine, target="tensorrt-rtx", **options)
+    assert result.up_to_date is None
+    (note,) = [n for n in result.notes if n.startswith("built again: ")]
+    assert re.search(why, note), note
+    assert trtfuse.build(model, engine, target="tensorrt-rtx", **options).up_to_date is not None
