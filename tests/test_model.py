@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,14 @@ def test_what_is_loaded_and_saved_is_the_same(tmp_path: Path) -> None:
     assert onnx.load(tmp_path / "out.onnx") == model
 
 
+def only_data(folder: Path) -> Path:
+    """The one file of weights in a folder, named by its content."""
+    (found,) = folder.glob("*.data")
+    content = hashlib.sha256(found.read_bytes()).hexdigest()[:12]
+    assert found.name == f"out.onnx.{content}.data"
+    return found
+
+
 def test_external_data_stays_outside_and_stands_alone(tmp_path: Path) -> None:
     model = example()
     source = tmp_path / "in"
@@ -51,7 +60,7 @@ def test_external_data_stays_outside_and_stands_alone(tmp_path: Path) -> None:
     onnx.save(copy, source / "in.onnx", save_as_external_data=True, location="w", size_threshold=0)
     held = models.load(source / "in.onnx")
     files = models.save(held, tmp_path / "out.onnx")
-    assert files == [tmp_path / "out.onnx", tmp_path / "out.onnx.data"]
+    assert files == [tmp_path / "out.onnx", only_data(tmp_path)]
     source.rename(tmp_path / "gone")
     back = onnx.load(tmp_path / "out.onnx")
     np.testing.assert_array_equal(
@@ -66,13 +75,83 @@ def test_a_weight_that_two_names_share_is_stored_once(tmp_path: Path) -> None:
     second.CopyFrom(held.proto.graph.initializer[0])
     second.name = "again"
     models.save(held, tmp_path / "out.onnx", check=False)
-    assert (tmp_path / "out.onnx.data").stat().st_size == 64 * 64 * 4
+    assert only_data(tmp_path).stat().st_size == 64 * 64 * 4
 
 
-def test_the_output_must_not_be_the_weights_that_are_read(tmp_path: Path) -> None:
-    onnx.save(example(), tmp_path / "m.onnx", save_as_external_data=True, location="out.onnx.data")
-    with pytest.raises(InputError, match="choose another output name"):
-        models.save(models.load(tmp_path / "m.onnx"), tmp_path / "out.onnx")
+def outside(path: Path, seed: int) -> models.Model:
+    """A model that keeps its weights outside; another seed, other weights."""
+    held = models.hold(example(), path)
+    held.external = True
+    values = np.random.default_rng(seed).standard_normal((64, 64)).astype(F32)
+    held.weights[0] = numpy_helper.from_array(values, held.weights[0].name)
+    return held
+
+
+def weight_of(path: Path) -> np.ndarray:
+    return numpy_helper.to_array(onnx.load(path).graph.initializer[0])
+
+
+def test_a_model_that_is_replaced_leaves_no_weights_behind(tmp_path: Path) -> None:
+    out = tmp_path / "out.onnx"
+    for seed in (1, 2, 2):
+        held = outside(tmp_path / "m.onnx", seed)
+        models.save(held, out)
+        np.testing.assert_array_equal(weight_of(out), numpy_helper.to_array(held.weights[0]))
+        only_data(tmp_path)
+    other = tmp_path / "out.onnx.data"
+    other.write_bytes(b"the user's")
+    models.save(models.hold(example(), tmp_path / "m.onnx"), out)  # inline: it is another's file
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.onnx", "out.onnx.data"]
+
+
+@pytest.mark.parametrize("stage", ["put", "_check_whole"])
+def test_a_failure_leaves_the_old_model_with_its_own_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Whether the new weights cannot be put there, or the new model is refused when they are."""
+    out = tmp_path / "out.onnx"
+    models.save(outside(tmp_path / "m.onnx", 1), out)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(models, stage, fails)
+    with pytest.raises(InputError, match="No space left"):
+        models.save(outside(tmp_path / "m.onnx", 2), out)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_link_to_a_model_is_followed_and_its_weights_lie_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "out.onnx"
+    link.symlink_to(tmp_path / "real" / "m.onnx")
+    models.save(outside(tmp_path / "x.onnx", 1), link)
+    assert link.is_symlink()
+    assert weight_of(tmp_path / "real" / "m.onnx").shape == (64, 64)
+
+
+def test_a_model_is_moved_with_its_weights(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    for seed in (1, 2):
+        held = outside(tmp_path / "m.onnx", seed)
+        models.save(held, work / "out.onnx")
+        models.move(work / "out.onnx", tmp_path / "out.onnx")
+        assert list(work.iterdir()) == []
+        np.testing.assert_array_equal(
+            weight_of(tmp_path / "out.onnx"), numpy_helper.to_array(held.weights[0])
+        )
+        only_data(tmp_path)
+
+
+def test_weights_that_are_read_may_lie_where_the_new_ones_go(tmp_path: Path) -> None:
+    """A file fused from one that trtfuse wrote beside it, with the same weights."""
+    models.save(outside(tmp_path / "m.onnx", 1), tmp_path / "out.onnx")
+    held = models.load(tmp_path / "out.onnx")
+    models.save(held, tmp_path / "out.onnx")
+    assert weight_of(tmp_path / "out.onnx").shape == (64, 64)
+    only_data(tmp_path)
 
 
 def test_weights_of_any_type_are_bit_exact(tmp_path: Path) -> None:

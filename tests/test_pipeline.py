@@ -170,7 +170,7 @@ def test_fuse_with_external_data_keeps_it_outside_and_stands_alone(tmp_path: Pat
     expected = run(sub / "m.onnx", x)
     sub.rename(tmp_path / "gone")
     np.testing.assert_allclose(run(tmp_path / "out.onnx", x), expected, rtol=1e-4, atol=1e-5)
-    assert (tmp_path / "out.onnx.data").exists()
+    assert len(list(tmp_path.glob("out.onnx.*.data"))) == 1
 
 
 def test_fusing_a_fused_file_changes_nothing(model: Path, tmp_path: Path) -> None:

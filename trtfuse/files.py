@@ -19,17 +19,12 @@ def explain_os_error(path: Path, error: OSError) -> InputError:
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a temporary path in the folder of `path`; renamed to `path` on success, removed on failure.
+def beside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields an empty file in the folder of `path`, to be filled and put somewhere by `put`; else it goes.
 
     Raises InputError when the folder is missing or cannot be written.
     """
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder; name a file in it")
-    path = path.resolve() if path.is_symlink() else path
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot write {path}: it is no regular file; name another")
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)
@@ -42,13 +37,34 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)
         yield temporary
-        with open(temporary, "rb") as f:  # on disk before it takes the name of what was there
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
     except OSError as e:
         raise explain_os_error(path, e) from e
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def put(temporary: Path, path: Path) -> None:
+    """Gives a file another's name, when it is on disk for good."""
+    with open(temporary, "rb") as f:
+        os.fsync(f.fileno())
+    os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a temporary path in the folder of `path`; renamed to `path` on success, removed on failure.
+
+    Raises InputError when the folder is missing or cannot be written.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder; name a file in it")
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot write {path}: it is no regular file; name another")
+    with beside(path) as temporary:
+        yield temporary
+        put(temporary, path)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,14 @@ memory. `save` puts the weights back, stored once each.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import onnx
 import onnx.shape_inference
@@ -23,7 +25,7 @@ from onnx import GraphProto, ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_tensor
 
 from trtfuse.errors import InputError
-from trtfuse.files import atomic_path
+from trtfuse.files import atomic_path, beside, explain_os_error, put
 
 MARK = "trtfuse-set-aside"
 SMALL = 1024  # bytes: tensors up to this size stay in the skeleton (constants that patterns read)
@@ -267,19 +269,21 @@ def save(model: Model, path: str | os.PathLike[str], *, check: bool = True) -> l
     """Writes the model to `path`; returns the files written.
 
     Weights go into the file, or, where the original kept them outside or they pass what protobuf holds, into
-    `<path>.data` beside it; it stands alone either way. With `check`, onnx's checker with full_check must
-    pass first. Raises InputError when the place cannot be written; nothing is then left behind.
+    a file beside it; it stands alone either way. That file's name says its content (`<path>.<hash>.data`), so
+    that a model that is replaced keeps its own weights until the new one is there. With `check`, onnx's
+    checker with full_check must pass first. Raises InputError when the place cannot be written; nothing is
+    then left behind.
     """
     path = Path(path)
+    path = path.resolve() if path.is_symlink() else path  # weights go beside the file, not beside the link
     outside = model.external or _weight_bytes(model) > INLINE_LIMIT
-    with ExitStack() as stack:
-        temporary = stack.enter_context(atomic_path(path))
+    before = _own_data(path)
+    data: Path | None = None
+    with atomic_path(path) as temporary, contextlib.ExitStack() as undo:
         if outside:
-            data = path.with_name(path.name + ".data")
-            if model.path.exists() and any(_source(model, w) == data.resolve() for w in model.weights):
-                raise InputError(f"{data} holds the weights of {model.path}: choose another output name")
-            with atomic_path(data) as temporary_data:
-                proto = _with_external(model, temporary_data, data.name)
+            proto, data, is_new = _with_external(model, path)
+            if is_new:
+                undo.callback(data.unlink, missing_ok=True)
         else:
             proto = whole(model)
         try:
@@ -289,7 +293,44 @@ def save(model: Model, path: str | os.PathLike[str], *, check: bool = True) -> l
         del proto
         if check:
             _check_whole(temporary, model)
-    return [path, data] if outside else [path]
+        undo.pop_all()
+    kept = {_source(model, w) for w in model.weights} | {data}
+    _remove([old for old in before if old.resolve() not in kept and old not in kept])
+    return [path] if data is None else [path, data]
+
+
+def move(made: str | os.PathLike[str], final: str | os.PathLike[str]) -> None:
+    """Puts a model that `save` wrote, of the same name in another folder, under its final name, its weights
+    first. Raises InputError where that cannot be."""
+    made, final = Path(made), Path(final)
+    before = _own_data(final)
+    try:
+        for data in _own_data(made):
+            os.replace(data, final.with_name(data.name))
+        os.replace(made, final)
+    except OSError as e:
+        raise explain_os_error(final, e) from e
+    _remove([old for old in before if old not in _own_data(final)])
+
+
+def _own_data(path: Path) -> list[Path]:
+    """The files of weights that `save` wrote for the model that is at `path`, as far as it can be read."""
+    name = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
+    try:
+        if not any(name.fullmatch(n) for n in os.listdir(path.parent)):
+            return []
+        proto = onnx.load(str(path), format="protobuf", load_external_data=False)
+    except Exception:  # whatever is there: nothing of ours
+        return []
+    external = (t for t in tensors(proto.graph) if t.data_location == TensorProto.EXTERNAL)
+    locations = dict.fromkeys(e.value for t in external for e in t.external_data if e.key == "location")
+    return [path.with_name(at) for at in locations if name.fullmatch(at) and path.with_name(at).is_file()]
+
+
+def _remove(files: list[Path]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()
 
 
 def _check_whole(made: Path, model: Model) -> None:
@@ -313,39 +354,62 @@ def _source(model: Model, tensor: TensorProto) -> Path | None:
     return (model.folder / ExternalDataInfo(tensor).location).resolve()
 
 
-def _with_external(model: Model, file: Path, name: str) -> ModelProto:
-    """Streams every weight that is set aside into `file`, once each; returns the proto that points there."""
+class _Hashed:
+    """A file that is written in order, and the hash of what was written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.hash, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
+        self.file.write(data)
+        self.hash.update(data)
+        self.size += len(data)
+
+
+def _with_external(model: Model, path: Path) -> tuple[ModelProto, Path, bool]:
+    """Streams every weight that is set aside, once each, into a file beside `path`, named by its content.
+
+    The proto that points there, the file, and whether it was not there before.
+    """
     proto = ModelProto()
     proto.CopyFrom(model.proto)
     places: dict[int, tuple[int, int]] = {}
-    with open(file, "wb") as out:
-        for tensor in proto.graph.initializer:
-            number = mark_of(tensor)
-            if number is None:
-                continue
-            if number not in places:
-                out.write(b"\0" * (-out.tell() % ALIGN))
-                start = out.tell()
+    with beside(path) as waiting:
+        with open(waiting, "wb") as file:
+            out = _Hashed(file)
+            for tensor in proto.graph.initializer:
+                number = mark_of(tensor)
+                if number is None or number in places:
+                    continue
+                out.write(b"\0" * (-out.size % ALIGN))
+                start = out.size
                 _copy_data(model, model.weights[number], out)
-                places[number] = (start, out.tell() - start)
-            offset, length = places[number]
-            del tensor.external_data[:]
-            for key, value in (("location", name), ("offset", str(offset)), ("length", str(length))):
-                entry = tensor.external_data.add()
-                entry.key, entry.value = key, value
-    return proto
+                places[number] = (start, out.size - start)
+        data = path.with_name(f"{path.name}.{out.hash.hexdigest()[:12]}.data")
+        is_new = not data.exists()
+        put(waiting, data)
+    for tensor in proto.graph.initializer:
+        number = mark_of(tensor)
+        if number is None:
+            continue
+        offset, length = places[number]
+        del tensor.external_data[:]
+        for key, value in (("location", data.name), ("offset", str(offset)), ("length", str(length))):
+            entry = tensor.external_data.add()
+            entry.key, entry.value = key, value
+    return proto, data, is_new
 
 
-def _copy_data(model: Model, tensor: TensorProto, out: object) -> None:
+def _copy_data(model: Model, tensor: TensorProto, out: _Hashed) -> None:
     if tensor.data_location == TensorProto.EXTERNAL:
         info = ExternalDataInfo(tensor)
         with open(model.folder / info.location, "rb") as source:
             source.seek(info.offset or 0)
             left = info.length if info.length is not None else os.fstat(source.fileno()).st_size
             while left > 0 and (block := source.read(min(left, 1 << 24))):
-                out.write(block)  # type: ignore[attr-defined]
+                out.write(block)
                 left -= len(block)
     elif tensor.HasField("raw_data"):
-        out.write(tensor.raw_data)  # type: ignore[attr-defined]
+        out.write(tensor.raw_data)
     else:
-        out.write(onnx.numpy_helper.to_array(tensor).tobytes())  # type: ignore[attr-defined]
+        out.write(onnx.numpy_helper.to_array(tensor).tobytes())

@@ -314,7 +314,7 @@ def _deliver(
     places: Places, made: Path, source: Model, prints: dict[str, str], options: Options, result: Result
 ) -> None:
     """Puts everything under its final name, the engine last but for what describes it."""
-    _move(made, places.fused)
+    models.move(made, places.fused)
     result.fused_path, result.report_dir = places.fused, places.report
     if result.engine is not None:
         with files.atomic_write(places.product) as f:
@@ -336,17 +336,6 @@ def _workplace(output: Path) -> Iterator[Path]:
         yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _move(made: Path, final: Path) -> None:
-    """Puts a proven file under its final name, its external data first."""
-    try:
-        data = made.with_name(made.name + ".data")
-        if data.exists():
-            os.replace(data, final.with_name(data.name))
-        os.replace(made, final)
-    except OSError as e:
-        raise files.explain_os_error(final, e) from e
 
 
 def _result(
