@@ -137,6 +137,7 @@ def run(words: tuple[str, ...], folder: Path) -> Ended:
             os.setpgid(0, 0)
             for name, descriptor in (("stdout", 1), ("stderr", 2)):
                 os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+            sys.stdout, sys.stderr = (open(n, "w", closefd=False) for n in (1, 2))  # noqa: SIM115
             from trtfuse import cli
 
             code = cli.run(words)

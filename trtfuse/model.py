@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -32,6 +33,10 @@ SMALL = 1024  # bytes: tensors up to this size stay in the skeleton (constants t
 PROTOBUF_LIMIT = 2**31 - 1
 INLINE_LIMIT = 1_800_000_000  # bytes of weights that one file may hold beside its graph (protobuf: 2 GiB)
 CHECKER_ERRORS = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+# Types of which a byte holds several.
+PACKED = frozenset(
+    v for n, v in TensorProto.DataType.items() if n in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2")
+)
 ALIGN = 4096  # external tensors begin on pages, so that ONNX Runtime can map them
 
 
@@ -146,7 +151,35 @@ def load(path: str | os.PathLike[str]) -> Model:
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, ValueError, RuntimeError, TypeError) as e:
         raise InputError(f"{path} is not a valid ONNX model: {one_line(e)}: fix the export") from e
-    return hold(proto, path)
+    _check_types(proto, path)
+    try:
+        return hold(proto, path)
+    except UnicodeDecodeError as e:
+        raise InputError(f"{path} holds text that is not UTF-8 (damaged): export or download it again") from e
+
+
+def _check_types(proto: ModelProto, path: Path) -> None:
+    """What onnx's checker does not see: types that are not known, weights of another size than their shape."""
+    known = set(TensorProto.DataType.values())
+    values = (v for g in graphs(proto.graph) for v in (*g.input, *g.output, *g.value_info))
+    for name, kind in (
+        *((v.name, v.type.tensor_type.elem_type) for v in values),
+        *((t.name, t.data_type) for t in tensors(proto.graph)),
+    ):
+        if kind not in known:
+            raise InputError(
+                f"{path} gives {name!r} the unknown type {kind} (damaged, or of a newer onnx): export or "
+                "download it again"
+            )
+    for tensor in tensors(proto.graph):
+        if not tensor.HasField("raw_data") or tensor.data_type in PACKED:
+            continue
+        size = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        if len(tensor.raw_data) != size:
+            raise InputError(
+                f"{path} has {len(tensor.raw_data)} bytes for the weight {tensor.name!r}, and its shape "
+                f"needs {size} (damaged): export or download it again"
+            )
 
 
 def _check_external(proto: ModelProto, path: Path) -> None:
