@@ -159,7 +159,7 @@ def load(path: str | os.PathLike[str]) -> Model:
 
 
 def _check_types(proto: ModelProto, path: Path) -> None:
-    """What onnx's checker does not see: types that are not known, weights of another size than their shape."""
+    """What onnx's checker does not see: types that are unknown, weights of another size than their shape."""
     known = set(TensorProto.DataType.values())
     values = (v for g in graphs(proto.graph) for v in (*g.input, *g.output, *g.value_info))
     for name, kind in (
