@@ -234,7 +234,8 @@ def build(
         if target != "onnx":
             job = Job(folder, model, target, options, verbose, progress)
             engines.make(job, plain, matched, proof, result, stages)
-        with stages("write"):
+        # Two builds of one product at once: the files of either, not some of each.
+        with stages("write"), files.lock_folder(places.product.parent):
             _deliver(places, made, source, prints, options, result)
     return result
 
