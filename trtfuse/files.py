@@ -81,34 +81,28 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "wb") -> Iterator[IO[
 def lock(path: str | os.PathLike[str]) -> Iterator[None]:
     """Holds the lock of `path` (the file `<path>.lock`) against other processes; nothing where it cannot be
     made, or on a system without such locks."""
+    with _held(f"{os.fspath(path)}.lock", os.O_CREAT | os.O_RDWR):
+        yield
+
+
+@contextlib.contextmanager
+def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Likewise a folder, with no file left there."""
+    with _held(os.fspath(folder), os.O_RDONLY):
+        yield
+
+
+@contextlib.contextmanager
+def _held(place: str, flags: int) -> Iterator[None]:
     try:
         import fcntl
 
-        handle = os.open(f"{os.fspath(path)}.lock", os.O_CREAT | os.O_RDWR, 0o666)
+        handle = os.open(place, flags, 0o666)
     except (ImportError, OSError):
         yield
         return
     try:
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def lock_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Holds a folder against other processes that ask for it likewise, and leaves no file there; nothing on a
-    system without such locks."""
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield
-        return
-    try:
-        with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
